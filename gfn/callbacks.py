@@ -1,0 +1,164 @@
+"""Callbacks: what becomes of the reports of a run."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any, TextIO
+
+from gfn.training import Report
+
+
+class ProgressBar:
+    """One line on the terminal: loss, log Z against its exact value, total variation, modes found.
+
+    Args:
+        mode_counts: how many modes there are, by definition.
+        stream: where to write; default standard error.
+    """
+
+    def __init__(self, mode_counts: Mapping[str, int] | None = None, stream: TextIO | None = None):
+        self.mode_counts = mode_counts or {}
+        self.stream = stream
+        self.bar: Any = None
+        self.begin = 0
+        self.latest: dict[str, float] = {}
+
+    def start(self, step: int) -> None:
+        self.begin = step
+
+    def __call__(self, report: Report) -> None:
+        from tqdm import tqdm
+
+        if self.bar is None:
+            self.bar = tqdm(
+                total=report.steps, initial=self.begin, unit="step", dynamic_ncols=True, file=self.stream or sys.stderr
+            )
+        self.latest |= dict(report.evaluation or {})
+        self.bar.set_postfix_str(self._text(report), refresh=False)
+        self.bar.update(report.step - self.bar.n)
+
+    def _text(self, report: Report) -> str:
+        log_z = f"logZ {report.metrics['log_z']:.3f}" if "log_z" in report.metrics else ""
+        if log_z and "log_z_exact" in self.latest:
+            log_z += f" (exact {self.latest['log_z_exact']:.3f})"
+        parts = [f"loss {report.metrics['loss']:.3g}", log_z]
+        if "tv" in self.latest:
+            parts.append(f"TV {self.latest['tv']:.3f}")
+        parts += [f"{name} {report.metrics.get(name, 0):.0f}/{count}" for name, count in self.mode_counts.items()]
+        return ", ".join(part for part in parts if part)
+
+    def close(self) -> None:
+        if self.bar is not None:
+            self.bar.close()
+            self.bar = None
+
+
+class JSONLines:
+    """One JSON object a line: every ``every``-th update, and every evaluation.
+
+    Holds nothing that depends on the clock, so that a resumed run writes the very same file. On a
+    start after ``step`` updates, lines of later ones are dropped (they will be written again).
+    """
+
+    def __init__(self, path: Path, every: int = 10):
+        if every < 1:
+            raise ValueError(f"JSONLines: every must be at least 1, got {every}")
+        self.path, self.every = path, every
+        self.file: TextIO | None = None
+
+    def start(self, step: int) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        kept = [line for line in read_lines(self.path) if line["step"] <= step]
+        with open(self.path, "w", encoding="utf-8") as file:
+            file.writelines(_dump(line) for line in kept)
+        self.file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115 (closed by close)
+
+    def __call__(self, report: Report) -> None:
+        if self.file is None or (report.step % self.every and report.evaluation is None):
+            return
+        line: dict[str, Any] = {"step": report.step, "trajectories": report.trajectories, **report.metrics}
+        if report.evaluation is not None:
+            line |= {f"eval/{name}": value for name, value in report.evaluation.items()}
+        self.file.write(_dump(line))
+        self.file.flush()
+
+    def close(self) -> None:
+        if self.file is not None:
+            self.file.close()
+            self.file = None
+
+
+def _dump(line: Mapping[str, Any]) -> str:
+    return json.dumps(line) + "\n"
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The complete lines of a metrics file; one cut off by a crash is left out, a missing file is empty."""
+    lines: list[dict[str, Any]] = []
+    if not path.exists():
+        return lines
+    for text in path.read_text(encoding="utf-8").splitlines():
+        try:
+            lines.append(json.loads(text))
+        except json.JSONDecodeError:
+            break
+    return lines
+
+
+class TensorBoard:
+    """Scalars for TensorBoard, every ``every``-th update and at every evaluation; against steps."""
+
+    def __init__(self, directory: Path, every: int = 10):
+        self.directory, self.every = directory, every
+        self.writer: Any = None
+
+    def start(self, step: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.writer = SummaryWriter(str(self.directory), purge_step=step + 1 if step else None)
+
+    def __call__(self, report: Report) -> None:
+        if report.step % self.every == 0 or report.evaluation is not None:
+            for name, value in report.metrics.items():
+                self.writer.add_scalar(f"train/{name}", value, report.step)
+        for name, value in (report.evaluation or {}).items():
+            self.writer.add_scalar(f"eval/{name}", value, report.step)
+
+    def close(self) -> None:
+        if self.writer is not None:
+            self.writer.close()
+            self.writer = None
+
+
+class Signals:
+    """Turns the first SIGTERM or SIGINT into a wish to stop after the current update; a second one exits at once.
+
+    Used as a context manager around training; :meth:`wanted` is what the trainer asks.
+    """
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> Signals:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._previous[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.received is not None:
+            raise SystemExit(128 + number)
+        self.received = number
+
+    def wanted(self) -> bool:
+        """Whether a signal has asked to stop."""
+        return self.received is not None

@@ -1,0 +1,167 @@
+"""Environments: batched, pure, deterministic transition systems with a log-reward."""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, Generic, Protocol, Self, TypeVar, cast, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from gfn.states import States
+
+S = TypeVar("S", bound=States)
+S_out = TypeVar("S_out", bound=States, covariant=True)
+
+
+class RewardError(ValueError):
+    """A reward is not a number a target distribution can be made of."""
+
+
+class Environment(ABC, Generic[S]):
+    """A pointed directed acyclic multigraph over batches of states.
+
+    An environment holds constants only: every method is a pure function of its arguments, and none
+    changes a batch it was given. Actions are tensors ``[N, ...]``; one action names one edge, so
+    the action that leads from ``s`` to ``s'`` is also the one that undoes it.
+
+    Attributes:
+        max_steps: upper bound on the number of steps of a trajectory.
+        device: where :meth:`reset` puts its states.
+    """
+
+    max_steps: int
+    device: torch.device = torch.device("cpu")
+
+    @abstractmethod
+    def reset(self, n: int, generator: torch.Generator | None = None) -> S:
+        """Return ``n`` initial states; a condition (prompt, label, temperature) is drawn here."""
+
+    @abstractmethod
+    def step(self, states: S, actions: Tensor) -> S:
+        """Follow one edge forward from each state; an action that is not allowed raises ValueError."""
+
+    @abstractmethod
+    def undo(self, states: S, actions: Tensor) -> S:
+        """Follow the same edges backward: ``undo(step(s, a), a) == s``."""
+
+    @abstractmethod
+    def is_initial(self, states: S) -> Tensor:
+        """Which states are initial, bool ``[N]``."""
+
+    @abstractmethod
+    def is_terminal(self, states: S) -> Tensor:
+        """Which states are terminal, bool ``[N]``."""
+
+    @abstractmethod
+    def log_reward(self, states: S) -> Tensor:
+        """Log-reward of terminal states, float ``[N]``; ``-inf`` (zero reward) is legal, NaN and +inf are not."""
+
+    def describe(self, states: S) -> list[str]:
+        """One short line of text for each state, for messages and sample files."""
+        return [repr(states[i : i + 1]) for i in range(len(states))]
+
+    def to(self, device: torch.device | str) -> Self:
+        """A copy of this environment whose tensors, and the states it makes, live on ``device``."""
+        moved = copy.copy(self)
+        moved.device = torch.device(device)
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor):
+                setattr(moved, name, value.to(device))
+        return moved
+
+
+class DiscreteEnvironment(Environment[S]):
+    """An environment whose actions are ``0 … n_actions − 1``, with dense masks and features.
+
+    Attributes:
+        n_actions: number of action names; which of them a state allows is told by the masks.
+        n_features: width of :meth:`encode`.
+    """
+
+    n_actions: int
+    n_features: int
+
+    @abstractmethod
+    def forward_mask(self, states: S) -> Tensor:
+        """Actions allowed in each state, bool ``[N, n_actions]``; a pure function of the state."""
+
+    @abstractmethod
+    def backward_mask(self, states: S) -> Tensor:
+        """Actions that lead into each state, bool ``[N, n_actions]``."""
+
+    @abstractmethod
+    def encode(self, states: S) -> Tensor:
+        """Features for a neural network, float ``[N, n_features]``."""
+
+    def edges(self, states: S) -> tuple[Tensor, Tensor]:
+        """Every edge out of non-terminal ``states``: the row it leaves, long ``[E]``, and its action ``[E]``."""
+        rows, actions = self.forward_mask(states).nonzero(as_tuple=True)
+        return rows, actions
+
+
+@runtime_checkable
+class Enumerable(Protocol[S_out]):
+    """An environment small enough to list; it buys exact evaluation (:mod:`gfn.exact`) and exact tests.
+
+    ``edges`` comes for free with :class:`DiscreteEnvironment`.
+    """
+
+    def enumerate(self) -> S_out:
+        """Every state once, parents before children."""
+        ...
+
+    def index(self, states: Any, /) -> Tensor:
+        """Position of each state in :meth:`enumerate`, long ``[N]``."""
+        ...
+
+    def edges(self, states: Any, /) -> tuple[Tensor, Tensor]:
+        """Every edge out of non-terminal states: rows ``[E]`` and actions ``[E, ...]``."""
+        ...
+
+
+@runtime_checkable
+class Multimodal(Protocol):
+    """An environment that says what its modes are, under one or several definitions.
+
+    Attributes:
+        mode_counts: for each definition, how many modes there are.
+    """
+
+    @property
+    def mode_counts(self) -> Mapping[str, int]: ...
+
+    def modes(self, states: Any, /) -> Mapping[str, Tensor]:
+        """For each definition, the mode each terminal state belongs to, long ``[N]``; −1 where it is in none."""
+        ...
+
+
+def as_enumerable(env: Environment[S]) -> Enumerable[S] | None:
+    """``env`` itself if it can list its states, else None."""
+    return cast("Enumerable[S]", env) if isinstance(env, Enumerable) else None
+
+
+def as_multimodal(env: Environment[Any]) -> Multimodal | None:
+    """``env`` itself if it knows its modes, else None."""
+    return env if isinstance(env, Multimodal) else None
+
+
+def checked_log_reward(env: Environment[S], states: S) -> Tensor:
+    """Log-rewards of terminal states ``[N]``, or a :class:`RewardError` that names the first bad state."""
+    log_reward = env.log_reward(states)
+    if log_reward.shape != (len(states),):
+        raise RewardError(
+            f"{type(env).__name__}.log_reward returned shape {tuple(log_reward.shape)} for {len(states)} states; "
+            f"expected ({len(states)},)"
+        )
+    bad = ~(log_reward < torch.inf)
+    if bad.any():
+        first = int(bad.nonzero()[0, 0])
+        state = env.describe(states[first : first + 1])[0]
+        raise RewardError(
+            f"{type(env).__name__}: log-reward of state {state} is {log_reward[first].item()} "
+            f"({int(bad.sum())} of {len(states)} states are bad); it must be finite, or -inf for reward zero"
+        )
+    return log_reward

@@ -1,0 +1,160 @@
+"""Partitions: where the log Z of a residual comes from."""
+
+from __future__ import annotations
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from gfn import exact
+from gfn.environment import Enumerable
+from gfn.objectives.balance import Scores
+from gfn.objectives.divergence import Divergence
+from gfn.schedules import Number
+
+
+class Partition(nn.Module, ABC):
+    """An estimate of log Z for each trajectory of a batch.
+
+    Attributes:
+        lr: learning rate of the partition's own parameters; None takes the trainer's.
+    """
+
+    lr: Number | None = None
+
+    @abstractmethod
+    def forward(self, scores: Scores, divergence: Divergence) -> Tensor:
+        """log Z of each trajectory's initial state, float64 ``[B]``; differentiable if it is learned."""
+
+    def check_group_size(self, size: int, divergence: Divergence) -> None:
+        """Raise ValueError if groups of ``size`` trajectories cannot be normalised this way."""
+
+
+class LearnedLogZ(Partition):
+    """One learned scalar.
+
+    Args:
+        init: its first value, or ``"data"``: minus the centre of the first batch under the
+            divergence in force (which is DevGrad's estimate), so that training does not start with
+            a wrong normaliser.
+        lr: its own learning rate, commonly a hundred times the policy's.
+    """
+
+    def __init__(self, init: float | Literal["data"] = "data", lr: Number | None = 0.1):
+        super().__init__()
+        self.value = nn.Parameter(torch.tensor(0.0 if init == "data" else float(init), dtype=torch.float64))
+        self.register_buffer("initialised", torch.tensor(init != "data"))
+        self.lr = lr
+
+    def forward(self, scores: Scores, divergence: Divergence) -> Tensor:
+        if not bool(self.initialised):
+            excess = scores.excess.detach()
+            centre = divergence.centre(excess, torch.full_like(excess, 1 / len(excess)))
+            self.value.data.copy_(-centre)
+            self.initialised.fill_(True)
+        return self.value.expand(len(scores.log_reward))
+
+
+class ConditionalLogZ(Partition):
+    """log Z of each initial state from a network, for environments whose reset draws a condition.
+
+    Args:
+        network: from initial states to log Z ``[B]``, such as :class:`gfn.flows.MLPFlow`.
+        lr: its own learning rate; None takes the trainer's.
+    """
+
+    def __init__(self, network: nn.Module, lr: Number | None = None):
+        super().__init__()
+        self.network = network
+        self.lr = lr
+
+    def forward(self, scores: Scores, divergence: Divergence) -> Tensor:
+        log_z: Tensor = self.network(scores.initial)
+        return log_z.double()
+
+
+class DevGrad(Partition):
+    """Batch log Z: log Ẑ = argmin_C mean L(excess + C) in each group, held constant for the gradient.
+
+    Closed form for the α family, a bracketed solve otherwise (Fawkes & Hartford, arXiv:2605.15417;
+    α = 1 is VarGrad, Richter et al. 2020, arXiv:2010.10436). In a batch, the sum of coefficients of
+    a group is zero.
+
+    Args:
+        leave_one_out: estimate log Z for each trajectory from the others of its group. For the α
+            family the expected gradient is then exactly parallel to ∇D_α for any group size ≥ 2,
+            but the coefficients are no longer bounded: combine with ``Clipped``.
+    """
+
+    def __init__(self, leave_one_out: bool = False):
+        super().__init__()
+        self.leave_one_out = leave_one_out
+
+    def check_group_size(self, size: int, divergence: Divergence) -> None:
+        if size < 2:
+            raise ValueError(
+                f"DevGrad estimates log Z within a group and needs at least 2 trajectories in each, got {size}; "
+                "raise the batch or group size, or use partition=learned"
+            )
+        one = torch.ones((), dtype=torch.float64)
+        if size < 4 and bool(divergence.slope(one) != -divergence.slope(-one)):
+            warnings.warn(
+                f"DevGrad with groups of {size}: below 4, members of the family that mirror one another "
+                "(α and 2 − α) train almost alike; use larger groups to tell covering from seeking",
+                stacklevel=2,
+            )
+
+    def forward(self, scores: Scores, divergence: Divergence) -> Tensor:
+        excess, place, size = scores.excess.detach(), *_places(scores.group)
+        if int(size.min()) < 2:
+            self.check_group_size(int(size.min()), divergence)
+        delta = excess.new_zeros(len(size), int(size.max())).index_put(place, excess)
+        weight = torch.zeros_like(delta).index_put(place, (1 / size.double())[place[0]])
+        if not self.leave_one_out:
+            return -divergence.centre(delta, weight)[place[0]]
+        return -_centre_of_others(divergence.centre, delta, weight)[place]
+
+
+def _places(group: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor]:
+    """Row and column of each trajectory in a table with one group a row, and the size of each group."""
+    _, row = group.unique(return_inverse=True)
+    size = torch.bincount(row)
+    order = row.argsort(stable=True)
+    column = torch.empty_like(row)
+    column[order] = torch.arange(len(row), device=row.device) - (size.cumsum(0) - size)[row[order]]
+    return (row, column), size
+
+
+def _centre_of_others(centre: Callable[[Tensor, Tensor], Tensor], delta: Tensor, weight: Tensor) -> Tensor:
+    """For each entry of ``[G, K]``, the centre of the other entries of its row."""
+    columns: list[Tensor] = []
+    for k in range(delta.shape[1]):  # one column at a time: K² numbers never stand in memory together
+        others = weight.clone()
+        others[:, k] = 0
+        columns.append(centre(delta, others / others.sum(-1, keepdim=True)))
+    return torch.stack(columns, 1)
+
+
+class ExactLogZ(Partition):
+    """The true log Z, by enumeration; for tests, and to study objectives apart from estimating it.
+
+    Raises:
+        ValueError: if the environment cannot be enumerated (nor then its log Z be known).
+    """
+
+    def __init__(self, env: Any):
+        super().__init__()
+        if not isinstance(env, Enumerable):
+            raise ValueError(
+                f"ExactLogZ needs an environment with enumerate and index; {type(env).__name__} has none: "
+                "use partition=learned or partition=devgrad"
+            )
+        self.value: Tensor
+        self.register_buffer("value", exact.log_partition(env))
+
+    def forward(self, scores: Scores, divergence: Divergence) -> Tensor:
+        return self.value.expand(len(scores.log_reward))

@@ -1,0 +1,180 @@
+"""Policies: modules that return a distribution over actions."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from gfn.distributions import ActionDistribution, Certain, MaskedCategorical
+from gfn.environment import DiscreteEnvironment, Enumerable
+from gfn.states import States
+from gfn.trajectories import Trajectories
+
+S = TypeVar("S", bound=States)
+
+# Called at every step of a rollout with the live states and the rows of the previous call they are.
+Stepper = Callable[[S, Tensor], ActionDistribution]
+
+
+class Policy(nn.Module, ABC, Generic[S]):
+    """P(action | state): the edges out of a state if it is a forward policy, into it if backward.
+
+    Subclasses give :meth:`distribution`; the rest follows, and may be overridden where a network
+    can do it in one pass.
+    """
+
+    @abstractmethod
+    def distribution(self, states: S) -> ActionDistribution:
+        """Distribution over the edges out of (or, for a backward policy, into) each state."""
+
+    def stepper(self) -> Stepper[S]:
+        """Start one rollout; override to keep work between steps, such as a key-value cache."""
+        return lambda states, kept: self.distribution(states)
+
+    def log_prob(self, t: Trajectories[S]) -> Tensor:
+        """Log-probability of every step, this being a forward policy, ``[N]``."""
+        return self.distribution(t.sources).log_prob(t.actions)
+
+    def log_prob_backward(self, t: Trajectories[S]) -> Tensor:
+        """Log-probability of undoing every step, this being a backward policy, ``[N]``."""
+        return self.distribution(t.targets).log_prob(t.actions)
+
+
+class Trunk(nn.Module, Generic[S]):
+    """Multilayer perceptron from ``env.encode`` to ``width`` features, shared by any number of heads.
+
+    Raises:
+        ValueError: unless ``width`` and ``depth`` are at least 1.
+    """
+
+    def __init__(self, env: DiscreteEnvironment[S], width: int, depth: int):
+        super().__init__()
+        if width < 1 or depth < 1:
+            raise ValueError(f"Trunk: width and depth must be at least 1, got width={width} depth={depth}")
+        self.encode = env.encode
+        self.width = width
+        sizes = [env.n_features] + [width] * depth
+        layers = [nn.Sequential(nn.Linear(a, b), nn.ReLU()) for a, b in pairwise(sizes)]
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, states: S) -> Tensor:
+        """Features of each state, ``[N, width]``."""
+        weight = next(self.parameters())
+        return self.layers(self.encode(states).to(weight.dtype))
+
+
+class MLPPolicy(Policy[S]):
+    """P_F: a masked categorical with logits from a multilayer perceptron on ``env.encode``."""
+
+    def __init__(self, env: DiscreteEnvironment[S], width: int = 256, depth: int = 2):
+        super().__init__()
+        self.allowed = env.forward_mask
+        self.trunk = Trunk(env, width, depth)
+        self.head = nn.Linear(width, env.n_actions)
+
+    def distribution(self, states: S) -> MaskedCategorical:
+        return MaskedCategorical(self.head(self.trunk(states)), self.allowed(states))
+
+
+class MLPBackward(Policy[S]):
+    """Learned P_B: a head on the trunk of a forward policy, or on a trunk of its own.
+
+    Args:
+        policy: the forward policy whose trunk is shared when ``tied``.
+        tied: share the trunk; otherwise a new one of the same width and depth is made.
+    """
+
+    def __init__(self, env: DiscreteEnvironment[S], policy: MLPPolicy[S], tied: bool = True):
+        super().__init__()
+        self.allowed = env.backward_mask
+        self.trunk = policy.trunk if tied else Trunk(env, policy.trunk.width, len(policy.trunk.layers))
+        self.head = nn.Linear(self.trunk.width, env.n_actions)
+
+    def distribution(self, states: S) -> MaskedCategorical:
+        return MaskedCategorical(self.head(self.trunk(states)), self.allowed(states))
+
+
+class Uniform(Policy[S]):
+    """Every edge equally likely, by a mask function such as ``env.forward_mask``; nothing is learned."""
+
+    def __init__(self, mask: Callable[[S], Tensor]):
+        super().__init__()
+        self.mask = mask
+
+    def distribution(self, states: S) -> MaskedCategorical:
+        mask = self.mask(states)
+        return MaskedCategorical(mask.new_zeros(mask.shape, dtype=torch.get_default_dtype()), mask)
+
+
+class UniformBackward(Uniform[S]):
+    """P_B: every edge into a state equally likely."""
+
+    def __init__(self, env: DiscreteEnvironment[S]):
+        super().__init__(env.backward_mask)
+
+
+class CertainBackward(Policy[S]):
+    """P_B of a tree: the one edge into each state has probability one.
+
+    Raises:
+        ValueError: when asked about a state that several edges lead into.
+    """
+
+    def __init__(self, env: DiscreteEnvironment[S]):
+        super().__init__()
+        self.allowed = env.backward_mask
+        self.describe = env.describe
+
+    def distribution(self, states: S) -> Certain:
+        mask = self.allowed(states)
+        several = mask.sum(-1) != 1
+        if bool(several.any()):
+            first = int(several.nonzero()[0, 0])
+            raise ValueError(
+                f"CertainBackward: {int(mask[first].sum())} edges lead into state "
+                f"{self.describe(states[first : first + 1])[0]}, expected 1; use UniformBackward or MLPBackward"
+            )
+        return Certain(mask.int().argmax(-1))
+
+
+class Prior(Policy[S]):
+    """A frozen forward policy π in the place of P_B.
+
+    Trajectory balance then becomes relative trajectory balance, whose solution is
+    P_F(τ) ∝ π(τ) R(x): log π_ref of a language model, a pretrained diffusion process (Venkatraman
+    et al. 2024, arXiv:2405.20971). It scores trajectories and cannot sample them backward.
+    """
+
+    def __init__(self, policy: Policy[S]):
+        super().__init__()
+        self.policy = policy.requires_grad_(False)
+
+    def distribution(self, states: S) -> ActionDistribution:
+        raise TypeError("Prior scores forward steps and cannot sample backward; use a backward policy for that")
+
+    @torch.no_grad()
+    def log_prob_backward(self, t: Trajectories[S]) -> Tensor:
+        return self.policy.log_prob(t)
+
+
+class Tabular(Policy[S]):
+    """One logit for each state and action of an enumerable environment: every policy can be written so.
+
+    Args:
+        env: where states are looked up.
+        mask: ``env.forward_mask`` or ``env.backward_mask``.
+        logits: ``[n_states, n_actions]``; trained if ``learned``.
+    """
+
+    def __init__(self, env: Enumerable[S], mask: Callable[[S], Tensor], logits: Tensor, learned: bool = True):
+        super().__init__()
+        self.index, self.mask = env.index, mask
+        self.logits = nn.Parameter(logits, requires_grad=learned)
+
+    def distribution(self, states: S) -> MaskedCategorical:
+        return MaskedCategorical(self.logits[self.index(states)], self.mask(states))
