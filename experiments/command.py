@@ -1,0 +1,83 @@
+"""What the console commands share: overrides as people type them, and errors as people read them."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+PREFIXES = ("+", "~", "-", "hydra.")
+
+
+def settable(argument: str, groups: frozenset[str]) -> str:
+    """A ``key=value`` override in the form that also sets a key the config does not have yet.
+
+    A misspelt key then reaches our own check, which knows all keys and tells every problem at once,
+    and an environment of your own takes its options without a plus sign.
+    """
+    key, equals, _ = argument.partition("=")
+    if not equals or argument.startswith(PREFIXES) or "/" in key or "@" in key or key in groups:
+        return argument
+    return "++" + argument
+
+
+def stored_overrides(arguments: list[str]) -> list[str]:
+    """The overrides that a named run directory was started with, to go on as it began."""
+    for argument in arguments:
+        key, _, value = argument.partition("=")
+        stored = Path(value) / "overrides.txt"
+        if key == "run" and stored.is_file():
+            return [line for line in stored.read_text(encoding="utf-8").splitlines() if line]
+    return []
+
+
+def run_command(main: Callable[[], None], groups: frozenset[str], resumes: bool = False) -> None:
+    """Run a Hydra main: exit code 2 for a config that does not fit, 1 for a run that fails, and no traceback for either.
+
+    Args:
+        main: the decorated main function.
+        groups: names of config groups, whose choice is left to Hydra.
+        resumes: put the overrides of an existing run directory before the given ones.
+    """
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # so that Hydra leaves exceptions to us
+    sys.path.append(os.getcwd())  # behind the installed packages: files here can be used, not shadow others
+    given = sys.argv[1:]
+    stored = stored_overrides(given) if resumes else []
+    sys.argv[1:] = [settable(argument, groups) for argument in stored + given]
+    try:
+        main()
+    except Exception as error:
+        code = _exit_code(error)
+        if code is None:
+            traceback.print_exc()
+            sys.exit(1)
+        print(f"{sys.argv[0].rsplit('/', 1)[-1]}: {_message(error)}", file=sys.stderr)
+        sys.exit(code)
+
+
+def _message(error: Exception) -> str:
+    cause = error.__cause__
+    text = str(error).strip()
+    return f"{text}\n{str(cause).strip()}" if cause is not None and type(error).__module__.startswith("hydra") else text
+
+
+def _exit_code(error: Exception) -> int | None:
+    """2 for a mistake in the config, 1 for a failure that explains itself, None for one that does not."""
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    from experiments.schema import ConfigError
+
+    if isinstance(error, (ConfigError, HydraException, OmegaConfBaseException)):
+        return 2
+    from experiments.runs import RunError
+    from gfn.check import ContractError
+    from gfn.checkpoint import CheckpointError
+    from gfn.environment import RewardError
+    from gfn.sampling import EndlessTrajectoryError
+    from gfn.training import NonFiniteError
+
+    explained = (RunError, ContractError, CheckpointError, RewardError, EndlessTrajectoryError, NonFiniteError, OSError)
+    return 1 if isinstance(error, explained) else None

@@ -1,0 +1,158 @@
+"""Run directories: what one holds, how to go on with one, and how to open a finished one.
+
+    config.yaml       the whole config, as it was checked
+    overrides.txt     what was typed on the command line
+    metrics.jsonl     one line every few updates and for every evaluation
+    checkpoints/      the newest ones
+    tensorboard/      the same metrics as events
+    figures/*.png     drawn at the end
+    README.md         how the run came to be and how it ended
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import yaml
+
+from experiments.build import Run, build_parts, checked
+from gfn import checkpoint
+from gfn.training import Report
+
+# Keys that may differ between the start of a run and its continuation without changing what was already computed.
+FREE = ("run", "resume", "name", "threads", "device", "logger", "evaluator", "trainer.save_every", "trainer.keep")
+
+
+class RunError(RuntimeError):
+    """A run directory is not what a command needs."""
+
+
+def prepare(run: Run, directory: Path, overrides: list[str]) -> None:
+    """Resume from the directory's newest sound checkpoint if there is one, then write down what is about to run.
+
+    Raises:
+        RunError: if the directory holds another run, or any run and ``resume=never``.
+    """
+    stored = directory / "config.yaml"
+    existing = bool(checkpoint.all_in(directory / "checkpoints"))
+    if existing and run.config["resume"] == "never":
+        raise RunError(f"{directory} already holds a run and resume=never; choose another directory, or resume=auto")
+    if existing and stored.is_file():
+        _require_same(yaml.safe_load(stored.read_text(encoding="utf-8")), run.config, directory)
+    if run.trainer.resume():
+        print(f"going on with {directory} after step {run.trainer.step}")
+    stored.write_text(yaml.safe_dump(run.config, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    (directory / "overrides.txt").write_text("".join(f"{line}\n" for line in _latest(overrides)), encoding="utf-8")
+
+
+def _latest(overrides: list[str]) -> list[str]:
+    """The last override of each key, without the run directory itself."""
+    by_key = {line.partition("=")[0].lstrip("+"): line for line in overrides}
+    return [line for key, line in by_key.items() if key != "run"]
+
+
+def _require_same(before: Any, now: Any, directory: Path) -> None:
+    old, new = _flat(before), _flat(now)
+    changed = [
+        f"  {key}: {old.get(key, 'absent')!r} when it was started, {new.get(key, 'absent')!r} now"
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key) != new.get(key)
+        and not any(key == free or key.startswith(free + ".") for free in FREE)
+        and not key.endswith(".steps")  # a longer run, and schedules that span it
+    ]
+    if changed:
+        listed = "\n".join(changed)
+        raise RunError(f"{directory} holds a run with another config:\n{listed}\ngo on with the same values, or elsewhere")
+
+
+def _flat(node: Any, path: str = "") -> dict[str, Any]:
+    if isinstance(node, Mapping):
+        items = cast("Mapping[str, Any]", node).items()
+        return {k: v for key, value in items for k, v in _flat(value, f"{path}.{key}" if path else key).items()}
+    return {path: node}
+
+
+def open_run(directory: Path) -> tuple[dict[str, Any], dict[str, Any], int]:
+    """The config and parts of a run, with the weights of its newest sound checkpoint, and that checkpoint's step.
+
+    Raises:
+        RunError: if the directory holds no run, or no checkpoint yet.
+        CheckpointError: if no checkpoint is sound.
+    """
+    stored = directory / "config.yaml"
+    if not stored.is_file():
+        raise RunError(f"{directory} is not a run directory: it has no config.yaml; expected one that gfn-train made")
+    from omegaconf import OmegaConf
+
+    plain: dict[str, Any] = yaml.safe_load(stored.read_text(encoding="utf-8"))
+    config = checked(OmegaConf.create({**plain, "run": str(directory), "device": "cpu"}))
+    parts = build_parts(config)
+    found = checkpoint.newest(directory / "checkpoints")
+    if found is None:
+        raise RunError(f"{directory} has no checkpoint yet; let gfn-train save one (trainer.save_every={plain['trainer'].get('save_every')})")
+    _, state = found
+    parts["objective"].load_state_dict(state["objective"])
+    if parts["evaluator"] is not None:
+        parts["evaluator"].load_state_dict(state["evaluator"])
+    return config, parts, int(state["step"])
+
+
+def describe(run: Run, directory: Path, report: Report | None, started: int) -> None:
+    """Write the run's README."""
+    trainer = run.trainer
+    command = shlex.join(["gfn-train", *(directory / "overrides.txt").read_text(encoding="utf-8").splitlines()])
+    parts = [f"| {stage} | `{_name_of(run.config.get(stage))}` |" for stage in run.config if _name_of(run.config[stage])]
+    lines = [
+        f"# {run.config['name']}",
+        "",
+        f"{trainer.step} of {trainer.steps} updates on {trainer.trajectories} trajectories, seed {run.config['seed']}"
+        + (f"; this time from update {started} on." if started else "."),
+        "",
+        "## Command",
+        "",
+        f"    {command}",
+        "",
+        f"The same command with `run={directory}` goes on with it; the whole config is in `config.yaml`.",
+        "",
+        "## Parts",
+        "",
+        "| part | what |",
+        "|---|---|",
+        *parts,
+        "",
+        *_result_lines(report),
+        "## Figures",
+        "",
+        *(f"![{path.stem}](figures/{path.name})" for path in sorted((directory / "figures").glob("*.png"))),
+        "",
+        "## Versions",
+        "",
+        f"f-GFN {_version('fgfn')}, torch {torch.__version__}, Python {platform.python_version()}, {platform.platform()}",
+        "",
+    ]
+    (directory / "README.md").write_text("\n".join(lines), encoding="utf-8")
+
+
+def _result_lines(report: Report | None) -> list[str]:
+    if report is None:
+        return ["Nothing was left to train.", ""]
+    shown = {**report.metrics, **{f"eval/{name}": value for name, value in (report.evaluation or {}).items()}}
+    rows = [f"| {name} | {value:.6g} |" for name, value in shown.items()]
+    return [f"## After update {report.step}", "", "| metric | value |", "|---|---|", *rows, ""]
+
+
+def _name_of(node: Any) -> str:
+    return str(cast("Mapping[str, Any]", node).get("_target_", "")) if isinstance(node, Mapping) else ""
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "(not installed)"

@@ -1,0 +1,78 @@
+"""Short forms on the command line.
+
+A schedule may stand wherever a number may vary, as ``kind:values``: ``linear:0:1`` (over the whole
+run), ``cosine:1e-3:1e-5:5000`` (over 5000 steps), ``exponential:1:0.01``, ``cyclic:0:1:500``,
+``constant:0.5``, ``piecewise:0.1:1000:0.01`` (0.1, and 0.01 from step 1000 on).
+"""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+from experiments.schema import annotations
+from experiments.targets import TargetError, locate
+
+RAMPS = {"linear": "Linear", "cosine": "Cosine", "exponential": "Exponential"}
+KINDS = ("constant", *RAMPS, "cyclic", "piecewise")
+
+
+def expand_schedules(node: Any, steps: int, path: str, problems: list[str]) -> Any:
+    """``node`` with every short form in the place of a schedule written out; complaints go to ``problems``."""
+    if isinstance(node, Mapping):
+        hints = _schedule_hints(node)
+        return {
+            key: _expand(value, steps, f"{path}.{key}", problems)
+            if key in hints and isinstance(value, str) and value != "???"
+            else expand_schedules(value, steps, f"{path}.{key}", problems)
+            for key, value in node.items()
+        }
+    if isinstance(node, list):
+        return [expand_schedules(value, steps, f"{path}[{i}]", problems) for i, value in enumerate(node)]
+    return node
+
+
+def _schedule_hints(node: Mapping[str, Any]) -> set[str]:
+    try:
+        hints = annotations(locate(node["_target_"])) if "_target_" in node else {}
+    except TargetError:
+        return set()
+    return {
+        key
+        for key, hint in hints.items()
+        if any(getattr(option, "__name__", "") == "Schedule" for option in typing.get_args(hint))
+        and str not in typing.get_args(hint)
+    }
+
+
+def _expand(text: str, steps: int, path: str, problems: list[str]) -> Any:
+    kind, *rest = text.split(":")
+    try:
+        values = [float(value) for value in rest]
+    except ValueError:
+        values = []
+    node = _node(kind, values, steps)
+    if node is None:
+        problems.append(
+            f"{path}: {text!r} is neither a number nor a schedule; schedules are written kind:values, such as "
+            f"linear:0:1 or linear:0:1:500 (kinds: {', '.join(KINDS)})"
+        )
+    return node
+
+
+def _node(kind: str, values: list[float], steps: int) -> dict[str, Any] | None:
+    """The config node of a schedule, or None if the values do not suit the kind."""
+    count = len(values)
+    if kind == "constant" and count == 1:
+        return {"_target_": "gfn.schedules.Constant", "value": values[0]}
+    if kind in RAMPS and count in (2, 3):
+        over = int(values[2]) if count == 3 else max(steps, 1)
+        return {"_target_": f"gfn.schedules.{RAMPS[kind]}", "start": values[0], "end": values[1], "steps": over}
+    if kind == "cyclic" and count == 3:
+        return {"_target_": "gfn.schedules.Cyclic", "start": values[0], "end": values[1], "period": int(values[2])}
+    if kind == "piecewise" and count % 2 == 1:
+        boundaries = [int(value) for value in values[1::2]]
+        return {"_target_": "gfn.schedules.Piecewise", "boundaries": boundaries, "values": values[0::2]}
+    return None
+

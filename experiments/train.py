@@ -1,0 +1,58 @@
+"""``gfn-train``: compose a run from the config, train it, and leave a run directory."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import hydra
+
+from experiments.command import run_command
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+GROUPS = frozenset(
+    "env policy backward objective balance divergence partition exploration sampler trainer evaluator logger "
+    "experiment".split()
+)
+
+
+@hydra.main(version_base="1.3", config_path="pkg://configs", config_name="train")
+def main(config: DictConfig) -> float | None:
+    """Train the composed run; the final total variation if it is known, for sweeps that optimise."""
+    from hydra.core.hydra_config import HydraConfig
+
+    runtime = HydraConfig.get()
+    return train(config, Path(runtime.runtime.output_dir), list(runtime.overrides.task))
+
+
+def train(config: DictConfig, run_dir: Path, overrides: list[str]) -> float | None:
+    """Build, resume if there is something to resume, train, draw and describe."""
+    from experiments import runs
+    from experiments.build import build
+    from experiments.figures import draw
+    from gfn.callbacks import Signals
+
+    config.run = str(run_dir)
+    with Signals() as signals:
+        run = build(config, run_dir, signals.wanted)
+        runs.prepare(run, run_dir, overrides)
+        started = run.trainer.step
+        report = run.trainer.run()
+        draw(run, run_dir)
+        runs.describe(run, run_dir, report, started)
+    print(f"{run_dir}: {run.trainer.step} of {run.trainer.steps} steps; see {run_dir / 'README.md'}")
+    if signals.received is not None:
+        sys.exit(128 + signals.received)
+    return (report.evaluation or {}).get("tv") if report is not None else None
+
+
+def cli() -> None:
+    """Entry point of the console command."""
+    run_command(main, GROUPS, resumes=True)
+
+
+if __name__ == "__main__":
+    cli()
