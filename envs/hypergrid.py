@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from gfn.environment import DiscreteEnvironment, RewardError
+from gfn.environment import DiscreteEnvironment, RewardError, TooManyStatesError
 from gfn.states import TensorStates
 
 MAX_LISTED = 4_194_304  # terminal states that enumerate is willing to list
@@ -195,7 +195,8 @@ class Hypergrid(DiscreteEnvironment[GridStates]):
         return one_hot(actions, self.n_actions)[:, : self.ndim]
 
     def _require(self, states: GridStates, actions: Tensor, mask: Tensor, verb: str) -> None:
-        allowed = mask.gather(1, actions.unsqueeze(1)).squeeze(1)
+        named = (actions >= 0) & (actions < self.n_actions)
+        allowed = named & mask.gather(1, actions.where(named, 0).unsqueeze(1)).squeeze(1)
         if not bool(allowed.all()):
             first = int((~allowed).nonzero()[0, 0])
             raise ValueError(
@@ -242,10 +243,10 @@ class Hypergrid(DiscreteEnvironment[GridStates]):
         """All 2·H^D states: the grid in lexicographic order, then its stopped copy.
 
         Raises:
-            ValueError: if the grid has more than MAX_LISTED points.
+            TooManyStatesError: if the grid has more than MAX_LISTED points.
         """
         if self.side**self.ndim > MAX_LISTED:
-            raise ValueError(
+            raise TooManyStatesError(
                 f"Hypergrid: {self.side}^{self.ndim} = {self.side**self.ndim} points are too many to list "
                 f"(at most {MAX_LISTED}); evaluate by samples instead (evaluator.exact=false)"
             )
@@ -263,11 +264,15 @@ class Hypergrid(DiscreteEnvironment[GridStates]):
         """``regions``: corners that hold a mode state; ``mode_states``: mode states, where the grid can be listed."""
         if self.side**self.ndim > MAX_LISTED:
             return {"regions": 2**self.ndim}
-        found = {name: label.unique() for name, label in self.modes(self.enumerate()).items()}
+        found = {name: label.unique() for name, label in self._labels(self.enumerate()).items()}
         return {name: int((label >= 0).sum()) for name, label in found.items()}
 
     def modes(self, states: GridStates) -> Mapping[str, Tensor]:
         """Region (which half of each axis) and grid point of each state in a mode, −1 elsewhere, long ``[N]``."""
+        labels = self._labels(states)
+        return {name: labels[name] for name in self.mode_counts}
+
+    def _labels(self, states: GridStates) -> dict[str, Tensor]:
         inside = self.reward.is_mode(states.coords, self.side)
         halves = (2 * states.coords > self.side - 1).long()
         region = (halves * 2 ** torch.arange(self.ndim, device=halves.device)).sum(1)
@@ -275,3 +280,9 @@ class Hypergrid(DiscreteEnvironment[GridStates]):
             "regions": region.where(inside, -1),
             "mode_states": (states.coords * self._place).sum(1).where(inside, -1),
         }
+
+    def image(self, states: GridStates, values: Tensor) -> Tensor:
+        """Values of terminal states summed over all axes but the first two, ``[H, H]`` (``[1, H]`` in one dimension)."""
+        picture = values.new_zeros(self.side if self.ndim > 1 else 1, self.side)
+        row = states.coords[:, 1] if self.ndim > 1 else torch.zeros_like(states.coords[:, 0])
+        return picture.index_put((row, states.coords[:, 0]), values, accumulate=True)
