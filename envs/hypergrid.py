@@ -282,7 +282,7 @@ class Hypergrid(DiscreteEnvironment[GridStates]):
         }
 
     def image(self, states: GridStates, values: Tensor) -> Tensor:
-        """Values of terminal states summed over all axes but the first two, ``[H, H]`` (``[1, H]`` in one dimension)."""
+        """Values of terminal states summed over all axes but the first two, ``[H, H]``; ``[1, H]`` if there is one."""
         picture = values.new_zeros(self.side if self.ndim > 1 else 1, self.side)
         row = states.coords[:, 1] if self.ndim > 1 else torch.zeros_like(states.coords[:, 0])
         return picture.index_put((row, states.coords[:, 0]), values, accumulate=True)

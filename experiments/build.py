@@ -16,7 +16,7 @@ from typing import Any, Literal, cast
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from experiments.schema import CONTROL, ConfigError, annotations, fits, problems_of, show, unknown, wants_function
+from experiments.schema import CONTROL, ConfigError, fits, parameter_types, problems_of, show, unknown, wants_function
 from experiments.shorthand import expand_schedules
 from experiments.targets import locate
 from gfn.environment import as_multimodal
@@ -59,8 +59,17 @@ class Run:
     trainer: Trainer[Any]
 
 
-def checked(config: DictConfig, groups: tuple[str, ...] = (*STAGES, "trainer", "logger")) -> dict[str, Any]:
+def checked(
+    config: DictConfig,
+    groups: tuple[str, ...] = (*STAGES, "trainer", "logger"),
+    settings: Mapping[str, Any] = SETTINGS,
+) -> dict[str, Any]:
     """The config as plain values, short forms of schedules written out.
+
+    Args:
+        config: what Hydra composed.
+        groups: top-level keys that hold something to build.
+        settings: the other top-level keys, with their types.
 
     Raises:
         ConfigError: with every problem of the whole tree.
@@ -69,7 +78,7 @@ def checked(config: DictConfig, groups: tuple[str, ...] = (*STAGES, "trainer", "
         plain = cast("dict[str, Any]", OmegaConf.to_container(config, resolve=True))
     except Exception as error:  # interpolation to something missing; omegaconf's message names both ends
         raise ConfigError([str(error).splitlines()[0]]) from error
-    problems = list(_setting_problems(plain, groups))
+    problems = _setting_problems(plain, groups, settings)
     steps = plain["trainer"].get("steps") if isinstance(plain.get("trainer"), Mapping) else None
     horizon = steps if isinstance(steps, int) else 1
     nodes = {name: expand_schedules(plain.get(name), horizon, name, problems) for name in groups if name in plain}
@@ -88,23 +97,29 @@ def _nodes_of(name: str, node: Any) -> list[tuple[Any, str]]:
     return [(node, name)]
 
 
-def _setting_problems(plain: Mapping[str, Any], groups: tuple[str, ...]) -> list[str]:
+def require_settings(config: DictConfig, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """A config that holds settings only, checked; raises ConfigError with every problem."""
+    return checked(config, (), settings)
+
+
+def _setting_problems(plain: Mapping[str, Any], groups: tuple[str, ...], settings: Mapping[str, Any]) -> list[str]:
     problems: list[str] = []
     for key, value in plain.items():
-        if key in SETTINGS:
+        if key in settings:
             if value == "???":
                 problems.append(f"{key}: a value is missing; give it as {key}=…")
-            elif not fits(value, SETTINGS[key]):
-                problems.append(f"{key}: expected {show(SETTINGS[key])}, got {value!r}")
+            elif not fits(value, settings[key]):
+                problems.append(f"{key}: expected {show(settings[key])}, got {value!r}")
         elif key in groups:
             if isinstance(value, Mapping) and key != "logger" and value and "_target_" not in value:
                 problems.append(f"{key}: nothing says what this is; choose an option ({key}=…) or give {key}._target_")
             elif value is not None and not isinstance(value, Mapping):
                 problems.append(f"{key}: expected a group of values, got {value!r}; choose an option with {key}=…")
         else:
-            problems.append(f"{key}: {unknown(key, [*SETTINGS, *groups], 'the config')}")
-    if isinstance(plain.get("threads"), int) and plain["threads"] < 1:
-        problems.append(f"threads: expected at least 1, got {plain['threads']}")
+            problems.append(f"{key}: {unknown(key, [*settings, *groups], 'the config')}")
+    for key in ("threads", "n", "n_samples"):
+        if isinstance(plain.get(key), int) and plain[key] < 1:
+            problems.append(f"{key}: expected at least 1, got {plain[key]}")
     return problems
 
 
@@ -130,7 +145,7 @@ def make(node: Any, supplied: Mapping[str, Any], path: str) -> Any:
     if "_target_" not in node:
         return {key: make(value, supplied, f"{path}.{key}") for key, value in node.items()} or None
     target: Callable[..., Any] = locate(node["_target_"])
-    hints = annotations(target)
+    hints = parameter_types(target)
     arguments: dict[str, Any] = {}
     for key, value in node.items():
         if key not in CONTROL:
@@ -167,9 +182,7 @@ def build_parts(config: Mapping[str, Any]) -> dict[str, Any]:
         torch.manual_seed(config["seed"])
         for stage in STAGES:
             part = make(config.get(stage), parts, stage)
-            if stage == "env":
-                part = part.to(config["device"])
-            elif isinstance(part, torch.nn.Module):
+            if stage == "env" or isinstance(part, torch.nn.Module):
                 part = part.to(config["device"])
             parts[stage] = part
     parts["partition"].check_group_size(parts["sampler"].group_size, parts["divergence"].at(0))

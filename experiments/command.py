@@ -34,7 +34,7 @@ def stored_overrides(arguments: list[str]) -> list[str]:
 
 
 def run_command(main: Callable[[], None], groups: frozenset[str], resumes: bool = False) -> None:
-    """Run a Hydra main: exit code 2 for a config that does not fit, 1 for a run that fails, and no traceback for either.
+    """Run a Hydra main; exit code 2 for a config that does not fit, 1 for a run that fails, no traceback for either.
 
     Args:
         main: the decorated main function.
@@ -48,6 +48,8 @@ def run_command(main: Callable[[], None], groups: frozenset[str], resumes: bool 
     sys.argv[1:] = [settable(argument, groups) for argument in stored + given]
     try:
         main()
+    except BrokenPipeError:  # the reader, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except Exception as error:
         code = _exit_code(error)
         if code is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
 
@@ -28,6 +29,7 @@ def draw(run: Run, directory: Path) -> list[Path]:
     import matplotlib
 
     matplotlib.use("Agg")
+    logging.getLogger("matplotlib").setLevel(logging.WARNING)
     folder = directory / "figures"
     folder.mkdir(exist_ok=True)
     drawn = [draw_progress(run, directory, folder / "progress.png")]

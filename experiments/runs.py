@@ -68,7 +68,9 @@ def _require_same(before: Any, now: Any, directory: Path) -> None:
     ]
     if changed:
         listed = "\n".join(changed)
-        raise RunError(f"{directory} holds a run with another config:\n{listed}\ngo on with the same values, or elsewhere")
+        raise RunError(
+            f"{directory} holds a run with another config:\n{listed}\ngo on with the same values, or elsewhere"
+        )
 
 
 def _flat(node: Any, path: str = "") -> dict[str, Any]:
@@ -95,7 +97,7 @@ def open_run(directory: Path) -> tuple[dict[str, Any], dict[str, Any], int]:
     parts = build_parts(config)
     found = checkpoint.newest(directory / "checkpoints")
     if found is None:
-        raise RunError(f"{directory} has no checkpoint yet; let gfn-train save one (trainer.save_every={plain['trainer'].get('save_every')})")
+        raise RunError(f"{directory} has no checkpoint yet; let gfn-train reach one (every trainer.save_every updates)")
     _, state = found
     parts["objective"].load_state_dict(state["objective"])
     if parts["evaluator"] is not None:
@@ -107,7 +109,7 @@ def describe(run: Run, directory: Path, report: Report | None, started: int) -> 
     """Write the run's README."""
     trainer = run.trainer
     command = shlex.join(["gfn-train", *(directory / "overrides.txt").read_text(encoding="utf-8").splitlines()])
-    parts = [f"| {stage} | `{_name_of(run.config.get(stage))}` |" for stage in run.config if _name_of(run.config[stage])]
+    parts = [f"| {stage} | `{_name_of(node)}` |" for stage, node in run.config.items() if _name_of(node)]
     lines = [
         f"# {run.config['name']}",
         "",
@@ -133,7 +135,8 @@ def describe(run: Run, directory: Path, report: Report | None, started: int) -> 
         "",
         "## Versions",
         "",
-        f"f-GFN {_version('fgfn')}, torch {torch.__version__}, Python {platform.python_version()}, {platform.platform()}",
+        f"f-GFN {_version('fgfn')}, torch {torch.__version__}, Python {platform.python_version()}, "
+        f"{platform.system()} {platform.machine()}",
         "",
     ]
     (directory / "README.md").write_text("\n".join(lines), encoding="utf-8")

@@ -72,7 +72,7 @@ def _target_problems(node: Mapping[str, Any], path: str, supplied: frozenset[str
         for key, parameter in named.items():
             if parameter.default is parameter.empty and key not in given and key not in supplied:
                 yield f"{path}: {name} needs {key}; give it as {path}.{key}=…"
-    yield from _type_problems(given, annotations(target), path)
+    yield from _type_problems(given, parameter_types(target), path)
 
 
 def unknown(key: str, allowed: Sequence[str], where: str) -> str:
@@ -92,7 +92,7 @@ def _shown_value(value: Any) -> str:
     return f"a {value['_target_']}" if isinstance(value, Mapping) and "_target_" in value else repr(value)
 
 
-def annotations(target: Any) -> dict[str, Any]:
+def parameter_types(target: Any) -> dict[str, Any]:
     """Resolved annotations of a target's parameters; empty where they cannot be resolved."""
     function = getattr(target, "func", target)  # functools.partial
     try:

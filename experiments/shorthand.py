@@ -11,7 +11,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
-from experiments.schema import annotations
+from experiments.schema import parameter_types
 from experiments.targets import TargetError, locate
 
 RAMPS = {"linear": "Linear", "cosine": "Cosine", "exponential": "Exponential"}
@@ -35,7 +35,7 @@ def expand_schedules(node: Any, steps: int, path: str, problems: list[str]) -> A
 
 def _schedule_hints(node: Mapping[str, Any]) -> set[str]:
     try:
-        hints = annotations(locate(node["_target_"])) if "_target_" in node else {}
+        hints = parameter_types(locate(node["_target_"])) if "_target_" in node else {}
     except TargetError:
         return set()
     return {

@@ -26,7 +26,7 @@ def locate(name: str) -> Any:
     Raises:
         TargetError: if the name is not trusted, cannot be imported, or is not callable.
     """
-    if not isinstance(name, str) or "." not in name or not all(part.isidentifier() for part in name.split(".")):
+    if "." not in name or not all(part.isidentifier() for part in name.split(".")):
         raise TargetError(f"{name!r} is not a dotted name such as my_module.MyClass")
     _require_trust(name)
     module_name, rest = _importable_part(name)

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 GROUPS = frozenset(
-    "env policy backward objective balance divergence partition exploration sampler trainer evaluator logger "
-    "experiment".split()
+    {"env", "policy", "backward", "objective", "balance", "divergence", "partition", "exploration", "sampler"}
+    | {"trainer", "evaluator", "logger", "experiment"}
 )
 
 
