@@ -13,6 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+# Stands for log 0 of a reward of zero: e^(−10⁶) is zero in any arithmetic, and differences with it stay finite.
+LOG_OF_ZERO = -1e6
+
 
 @dataclass(frozen=True)
 class Scores:
@@ -22,7 +25,7 @@ class Scores:
         log_pf: log P_F of each step, ``[B, T]``, zero after the end.
         log_pb: log P_B of each step, ``[B, T]``, zero after the end.
         mask: which entries are steps, bool ``[B, T]``.
-        log_reward: log R of each final state, ``[B]``.
+        log_reward: log R of each final state, LOG_OF_ZERO for a reward of zero, ``[B]``.
         group: trajectories that share an initial state, long ``[B]``.
         initial: the initial states, B of them.
     """

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gfn.objectives.divergence import EXPONENT_LIMIT, Divergence
+from gfn.objectives.quadrature import integral
 from gfn.schedules import Number, Schedule, value_at
 
 Function = Callable[[Tensor], Tensor]
@@ -31,7 +32,7 @@ class Clipped(Divergence):
     threshold: float = 10.0
 
     def __post_init__(self) -> None:
-        if self.threshold <= 0:
+        if not self.threshold > 0:
             raise ValueError(f"Clipped: threshold must be positive, got {self.threshold}")
 
     def _clip(self, delta: Tensor) -> Tensor:
@@ -48,8 +49,9 @@ class Clipped(Divergence):
         return self.divergence.curvature(delta).masked_fill(delta.abs() > self.threshold, 0.0)
 
     def generator(self, u: Tensor) -> Tensor:
-        inner = u.clamp(math.exp(-self.threshold), math.exp(self.threshold))
-        return self.divergence.generator(inner) + self.divergence.slope(inner.log()) * (u - inner)
+        log_inner = self._clip(u.log())
+        inner = log_inner.exp()
+        return self.divergence.generator(inner) + self.divergence.slope(log_inner) * (u - inner)
 
     def saturated(self, delta: Tensor) -> Tensor:
         return (delta.abs() > self.threshold) | self.divergence.saturated(delta)
@@ -115,6 +117,10 @@ class _Derived(Divergence):
     def _slope(self, delta: Tensor) -> Tensor:
         """Slope before normalisation, float64, differentiable by autograd."""
 
+    @abstractmethod
+    def _given(self, delta: Tensor) -> Tensor:
+        """The user's function at Δ."""
+
     def _accept(self) -> None:
         """Normalise to slope'(0) = 1; refuse a slope that is not smooth at zero or falls anywhere."""
         name = type(self).__name__
@@ -131,15 +137,17 @@ class _Derived(Divergence):
             )
         grid = torch.linspace(-EXPONENT_LIMIT, EXPONENT_LIMIT, 2001, dtype=torch.float64)
         slopes = self._slope(grid)
-        if not bool(slopes.isfinite().all()):
-            where = float(grid[~slopes.isfinite()][0])
-            raise ValueError(f"{name}: the derivative is not finite at Δ = {where:.3g}, u = e^Δ; f must live on (0, ∞)")
-        fall = slopes.diff()
-        worst = int(fall.argmin())
-        if float(fall[worst]) < -1e-9 * (1 + float(slopes[worst].abs())):
+        finite = slopes.isfinite() & self._given(grid).isfinite()
+        if not bool(finite.all()):
             raise ValueError(
-                f"{name}: the function is not convex: its derivative falls near Δ = {float(grid[worst]):.3g} "
-                f"(u = {math.exp(float(grid[worst])):.3g})"
+                f"{name}: the function or its derivative is not finite at Δ = {_nearest_zero(grid[~finite]):.3g}, "
+                "u = e^Δ; f must live on (0, ∞), a loss on all numbers"
+            )
+        falling = slopes.diff() < -1e-9 * (1 + slopes[1:].abs())
+        if bool(falling.any()):
+            at = _nearest_zero(grid[1:][falling])
+            raise ValueError(
+                f"{name}: the function is not convex: its derivative falls near Δ = {at:.3g} (u = {math.exp(at):.3g})"
             )
         self._scale = scale
 
@@ -155,7 +163,7 @@ class _Derived(Divergence):
     def loss(self, delta: Tensor) -> Tensor:
         x = delta.double()
         inner = x.clamp(-EXPONENT_LIMIT, EXPONENT_LIMIT)
-        value = _integral(self.slope, inner) + self.slope(inner) * (x - inner)
+        value = integral(self.slope, inner) + self.slope(inner) * (x - inner)
         return value.to(delta.dtype)
 
     def saturated(self, delta: Tensor) -> Tensor:
@@ -178,6 +186,9 @@ class FromGenerator(_Derived):
         self._at_one = float(f(one))
         self._slope_at_one = float(_derivative(f, one))
         self._accept()
+
+    def _given(self, delta: Tensor) -> Tensor:
+        return self.f(delta.exp())
 
     def _slope(self, delta: Tensor) -> Tensor:
         return _derivative(self.f, delta.exp()) - self._slope_at_one
@@ -202,11 +213,18 @@ class FromLoss(_Derived):
             raise ValueError(f"FromLoss: the loss must be smallest at Δ = 0; its derivative there is {at_zero:.4g}")
         self._accept()
 
+    def _given(self, delta: Tensor) -> Tensor:
+        return self.function(delta)
+
     def _slope(self, delta: Tensor) -> Tensor:
         return _derivative(self.function, delta)
 
     def generator(self, u: Tensor) -> Tensor:
         return _generator_of(self.slope, u)
+
+
+def _nearest_zero(x: Tensor) -> float:
+    return float(x[x.abs().argmin()])
 
 
 def _derivative(function: Function, x: Tensor) -> Tensor:
@@ -221,19 +239,6 @@ def _derivative(function: Function, x: Tensor) -> Tensor:
     return gradient if outer else gradient.detach()
 
 
-def _integral(function: Function, upper: Tensor, panels: int = 32, order: int = 16) -> Tensor:
-    """∫₀^upper function(t) dt for each element, by composite Gauss–Legendre quadrature in float64."""
-    # Golub & Welsch 1969: nodes and weights from the eigendecomposition of the Jacobi matrix.
-    k = torch.arange(1, order, dtype=torch.float64)
-    off = k / (4 * k**2 - 1).sqrt()
-    nodes, vectors = torch.linalg.eigh(torch.diag(off, 1) + torch.diag(off, -1))
-    weights = vectors[0].square()  # sums to one
-    edges = torch.arange(panels, dtype=torch.float64)
-    points = ((edges.unsqueeze(1) + (nodes + 1) / 2) / panels).flatten().to(upper.device)
-    t = upper.double().unsqueeze(-1) * points
-    return upper * (function(t) * weights.repeat(panels).to(upper.device)).sum(-1) / panels
-
-
 def _generator_of(slope: Function, u: Tensor) -> Tensor:
     """f(u) = ∫₁ᵘ slope(log w) dw = ∫₀^{log u} slope(t) eᵗ dt."""
-    return _integral(lambda t: slope(t) * t.exp(), u.double().log()).to(u.dtype)
+    return integral(lambda t: slope(t) * t.exp(), u.double().log()).to(u.dtype)

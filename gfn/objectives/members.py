@@ -15,6 +15,7 @@ from gfn.objectives.divergence import (
     bounded_expm1,
     bounded_expm1_minus,
 )
+from gfn.objectives.quadrature import integral
 
 
 @dataclass(frozen=True)
@@ -34,28 +35,25 @@ class JensenShannon(Divergence):
         if not 0 < self.weight < 1:
             raise ValueError(f"JensenShannon: weight must lie strictly between 0 and 1, got {self.weight}")
 
-    def _log_mixture(self, delta: Tensor) -> Tensor:
-        """log(w + (1−w)e^{−Δ})."""
-        w = self.weight
-        return torch.logaddexp(torch.full_like(delta, math.log(w)), math.log1p(-w) - delta)
-
     def loss(self, delta: Tensor) -> Tensor:
         w = self.weight
         log_r = math.log(w) - math.log1p(-w)
         at_zero = _dilogarithm(torch.tensor(log_r, dtype=torch.float64))
         x = delta.double()
-        # ½Δ² + Li₂(−re^Δ) cancels to a linear function for Δ → ∞; adding the dilogarithm's own −½log² does it exactly.
-        positive = (x + log_r).clamp(min=0)
-        square = 0.5 * (x - positive) * (x + positive)
-        value = square - x * math.log1p(-w) + _dilogarithm(x + log_r, without_square=True) - at_zero
-        return (value / (1 - w)).clamp(min=0).to(delta.dtype)
+        # ½Δ² + Li₂(−re^Δ) cancels to a linear function for Δ → ∞: there the dilogarithm's own −½log² is added by hand.
+        straight, bent = -x * math.log(w) - 0.5 * log_r**2, 0.5 * x.square() - x * math.log1p(-w)
+        square = torch.where(x + log_r > 0, straight, bent)
+        far = (square + _dilogarithm(x + log_r, without_square=True) - at_zero) / (1 - w)
+        near = integral(self.slope, x.clamp(-1, 1), panels=1)  # where the terms above would cancel
+        return torch.where(x.abs() < 1, near, far).to(delta.dtype)
 
     def slope(self, delta: Tensor) -> Tensor:
-        return -self._log_mixture(delta) / (1 - self.weight)
+        # −log(w + (1−w)e^{−Δ})/(1−w), exact near zero; where Δ ≪ 0 it is linear to all digits
+        inner = delta.clamp(min=-2 * EXPONENT_LIMIT)
+        return (delta - inner - ((1 - self.weight) * (-inner).expm1()).log1p()) / (1 - self.weight)
 
     def curvature(self, delta: Tensor) -> Tensor:
-        # d/dΔ of −log(w + (1−w)e^{−Δ})/(1−w)
-        return (-delta - self._log_mixture(delta)).exp()
+        return 1 / (1 + self.weight * bounded_expm1(delta))
 
     def generator(self, u: Tensor) -> Tensor:
         w = self.weight
@@ -119,8 +117,9 @@ class LogCosh(Divergence):
     """4 KL(p*‖m) with m the even mixture: L(Δ) = 4 log cosh(Δ/2), slope 2 tanh(Δ/2)."""
 
     def loss(self, delta: Tensor) -> Tensor:
-        half = delta.abs() / 2
-        return 4 * (half + (-2 * half).exp().log1p() - math.log(2))
+        near = 0.5 * (delta / 2).clamp(-1, 1).sinh().square().log1p()  # without cancellation
+        size = delta.abs()
+        return 4 * torch.where(size < 2, near, size / 2 + (-size).exp().log1p() - math.log(2))
 
     def slope(self, delta: Tensor) -> Tensor:
         return 2 * (delta / 2).tanh()
@@ -143,7 +142,7 @@ class Huber(Divergence):
     k: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.k <= 0:
+        if not self.k > 0:
             raise ValueError(f"Huber: k must be positive, got {self.k}")
 
     def loss(self, delta: Tensor) -> Tensor:
@@ -157,8 +156,9 @@ class Huber(Divergence):
         return (delta.abs() <= self.k).to(delta.dtype)
 
     def generator(self, u: Tensor) -> Tensor:
-        inner = u.clamp(math.exp(-self.k), math.exp(self.k))
-        return inner * inner.log() - inner + 1 + inner.log() * (u - inner)
+        log_inner = u.log().clamp(-self.k, self.k)
+        inner = log_inner.exp()
+        return inner * log_inner - inner + 1 + log_inner * (u - inner)
 
     def saturated(self, delta: Tensor) -> Tensor:
         return delta.abs() > self.k
@@ -185,7 +185,8 @@ class TotalVariation(Divergence):
         return 0.5 * (u - 1).abs()
 
     def centre(self, delta: Tensor, weight: Tensor) -> Tensor:
-        """The weighted (lower) median."""
+        """The weighted median; between the two middle values where either would do."""
         ordered, order = delta.sort(-1)
-        reached = weight.gather(-1, order).cumsum(-1) >= 0.5 - 1e-12
-        return ordered.gather(-1, reached.int().argmax(-1, keepdim=True)).squeeze(-1)
+        below = weight.gather(-1, order).cumsum(-1)
+        low, high = (reached.int().argmax(-1, keepdim=True) for reached in (below >= 0.5 - 1e-12, below > 0.5 + 1e-12))
+        return (ordered.gather(-1, low) + ordered.gather(-1, high)).squeeze(-1) / 2

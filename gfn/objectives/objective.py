@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
-from gfn.objectives.balance import Balance, Scores, trajectory_balance
+from gfn.objectives.balance import LOG_OF_ZERO, Balance, Scores, trajectory_balance
 from gfn.objectives.divergence import Divergence
 from gfn.objectives.partition import Partition
 from gfn.policies import Policy
@@ -17,9 +17,6 @@ from gfn.states import States
 from gfn.trajectories import Trajectories
 
 S = TypeVar("S", bound=States)
-
-# Stands for log 0 of a reward of zero: e^(−10⁶) is zero in any arithmetic, and differences with it stay finite.
-LOG_OF_ZERO = -1e6
 
 
 @dataclass(frozen=True)
@@ -89,13 +86,12 @@ class Objective(nn.Module, Generic[S]):
         }
 
     def parameter_groups(self) -> list[ParameterGroup]:
-        """Trainable parameters, log Z's apart because it learns at its own rate; each parameter once."""
-        own = _trainable(self.partition)
-        shared = {id(p) for p in own} if self.partition.lr is not None else set[int]()
-        rest = tuple(p for p in _trainable(self) if id(p) not in shared)
-        groups = [ParameterGroup("policy", rest, None)]
-        if own and self.partition.lr is not None:
-            groups.append(ParameterGroup("log_z", own, self.partition.lr))
+        """Trainable parameters, each once; those of log Z alone stand apart if it has its own rate."""
+        policies = {id(p) for module in (self.policy, self.backward_policy) for p in module.parameters()}
+        apart = self.partition.lr is not None
+        own = tuple(p for p in _trainable(self.partition) if apart and id(p) not in policies)
+        rest = tuple(p for p in _trainable(self) if id(p) not in {id(q) for q in own})
+        groups = [ParameterGroup("policy", rest, None), ParameterGroup("log_z", own, self.partition.lr)]
         return [group for group in groups if group.parameters]
 
 
@@ -105,8 +101,8 @@ def _trainable(module: nn.Module) -> tuple[nn.Parameter, ...]:
 
 def _require_bounded(divergence: Divergence, zeros: int, total: int) -> None:
     """Refuse trajectories with reward zero (Δ = +∞) where the slope has no bound."""
-    limit = float(divergence.slope(torch.tensor(-LOG_OF_ZERO, dtype=torch.float64)))
-    if limit > 1e4:
+    limit, beyond = divergence.slope(torch.tensor([-LOG_OF_ZERO, -2 * LOG_OF_ZERO], dtype=torch.float64)).tolist()
+    if limit > 1e4 or beyond > 1.01 * limit:
         raise ValueError(
             f"{zeros} of {total} trajectories have reward zero (log-reward -inf), where the slope of this divergence "
             "is unbounded: give the reward a positive floor, or use a divergence with a bounded slope there "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from gfn import exact
 from gfn.environment import Enumerable
-from gfn.objectives.balance import Scores
+from gfn.objectives.balance import LOG_OF_ZERO, Scores
 from gfn.objectives.divergence import Divergence
 from gfn.schedules import Number
 
@@ -38,9 +39,10 @@ class LearnedLogZ(Partition):
     """One learned scalar.
 
     Args:
-        init: its first value, or ``"data"``: minus the centre of the first batch under the
+        init: its first value, or ``"data"``: minus the centre of the first training batch under the
             divergence in force (which is DevGrad's estimate), so that training does not start with
-            a wrong normaliser.
+            a wrong normaliser. Trajectories with reward zero do not count; a batch of nothing else
+            leaves it at zero for the next one to set.
         lr: its own learning rate, commonly a hundred times the policy's.
     """
 
@@ -51,11 +53,12 @@ class LearnedLogZ(Partition):
         self.lr = lr
 
     def forward(self, scores: Scores, divergence: Divergence) -> Tensor:
-        if not bool(self.initialised):
-            excess = scores.excess.detach()
-            centre = divergence.centre(excess, torch.full_like(excess, 1 / len(excess)))
-            self.value.data.copy_(-centre)
-            self.initialised.fill_(True)
+        if self.training and not bool(self.initialised):
+            excess = scores.excess.detach()[scores.log_reward > LOG_OF_ZERO]
+            if len(excess) > 0:
+                centre = divergence.centre(excess, torch.full_like(excess, 1 / len(excess)))
+                self.value.data.copy_(-centre)
+                self.initialised.fill_(True)
         return self.value.expand(len(scores.log_reward))
 
 
@@ -100,8 +103,8 @@ class DevGrad(Partition):
                 f"DevGrad estimates log Z within a group and needs at least 2 trajectories in each, got {size}; "
                 "raise the batch or group size, or use partition=learned"
             )
-        one = torch.ones((), dtype=torch.float64)
-        if size < 4 and bool(divergence.slope(one) != -divergence.slope(-one)):
+        below, above = divergence.slope(torch.tensor([-1.0, 1.0], dtype=torch.float64)).tolist()
+        if size < 4 and not math.isclose(-below, above, rel_tol=1e-9):
             warnings.warn(
                 f"DevGrad with groups of {size}: below 4, members of the family that mirror one another "
                 "(α and 2 − α) train almost alike; use larger groups to tell covering from seeking",
