@@ -81,11 +81,10 @@ def checked(
     problems = _setting_problems(plain, groups, settings)
     steps = plain["trainer"].get("steps") if isinstance(plain.get("trainer"), Mapping) else None
     horizon = steps if isinstance(steps, int) else 1
-    nodes = {name: expand_schedules(plain.get(name), horizon, name, problems) for name in groups if name in plain}
-    told = set(problems)
+    nodes = {name: expand_schedules(plain[name], horizon) for name in groups if name in plain}
     for name, node in nodes.items():
         for child, path in _nodes_of(name, node):
-            problems += [p for p in problems_of(child, path, _supplied(name)) if p not in told]
+            problems += problems_of(child, path, _supplied(name))
     if problems:
         raise ConfigError(problems)
     return plain | nodes
@@ -185,7 +184,10 @@ def build_parts(config: Mapping[str, Any]) -> dict[str, Any]:
             if stage == "env" or isinstance(part, torch.nn.Module):
                 part = part.to(config["device"])
             parts[stage] = part
-    parts["partition"].check_group_size(parts["sampler"].group_size, parts["divergence"].at(0))
+    try:
+        parts["partition"].check_group_size(parts["sampler"].group_size, parts["divergence"].at(0))
+    except ValueError as error:
+        raise ConfigError([f"partition: {error}"]) from error
     return parts
 
 
@@ -197,12 +199,7 @@ def build(config: DictConfig, run_dir: Path, stop: Callable[[], bool]) -> Run:
     """
     plain = checked(config)
     torch.set_num_threads(plain["threads"])
-    try:
-        parts = build_parts(plain)
-    except ConfigError:
-        raise
-    except ValueError as error:
-        raise ConfigError([str(error)]) from error
+    parts = build_parts(plain)
     modal = as_multimodal(parts["env"])
     reporting = {"mode_counts": modal.mode_counts if modal is not None else {}}
     logger: Mapping[str, Any] = plain.get("logger") or {}

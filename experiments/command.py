@@ -62,6 +62,8 @@ def run_command(main: Callable[[], None], groups: frozenset[str], resumes: bool 
 def _message(error: Exception) -> str:
     cause = error.__cause__
     text = str(error).strip()
+    if isinstance(error, OSError):
+        return f"{text}; check that this path can be written, or choose another run directory (run=…)"
     return f"{text}\n{str(cause).strip()}" if cause is not None and type(error).__module__.startswith("hydra") else text
 
 

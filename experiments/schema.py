@@ -110,6 +110,8 @@ def fits(value: Any, hint: Any) -> bool:
         return value in arguments
     if isinstance(value, Mapping) and "_target_" in value:
         return hint not in (int, float, str, bool, type(None)) and _node_fits(value, hint)
+    if isinstance(value, Mapping):
+        return not inspect.isclass(hint) or issubclass(hint, Mapping)
     if hint is float:
         return isinstance(value, (int, float)) and not isinstance(value, bool)
     if hint is int:
@@ -166,7 +168,10 @@ def show(hint: Any) -> str:
         elif option is str:
             names.append("text")
         elif getattr(option, "__name__", "") == "Schedule":
-            names.append("a schedule (such as linear:0:1)")
+            names.append(
+                "a schedule (constant:v, linear:start:end, cosine:…, exponential:…, each with :steps if not over the "
+                "whole run, cyclic:start:end:period, piecewise:v:step:v)"
+            )
         elif _is_callable_hint(option):
             names.append("the name of a function (module.function)")
         else:

@@ -9,27 +9,24 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from experiments.schema import parameter_types
 from experiments.targets import TargetError, locate
 
 RAMPS = {"linear": "Linear", "cosine": "Cosine", "exponential": "Exponential"}
-KINDS = ("constant", *RAMPS, "cyclic", "piecewise")
 
 
-def expand_schedules(node: Any, steps: int, path: str, problems: list[str]) -> Any:
-    """``node`` with every short form in the place of a schedule written out; complaints go to ``problems``."""
+def expand_schedules(node: Any, steps: int) -> Any:
+    """``node`` with every short form in the place of a schedule written out; text that is none stays as it is."""
     if isinstance(node, Mapping):
         hints = _schedule_hints(node)
         return {
-            key: _expand(value, steps, f"{path}.{key}", problems)
-            if key in hints and isinstance(value, str) and value != "???"
-            else expand_schedules(value, steps, f"{path}.{key}", problems)
+            key: _expand(value, steps) if key in hints and isinstance(value, str) else expand_schedules(value, steps)
             for key, value in node.items()
         }
     if isinstance(node, list):
-        return [expand_schedules(value, steps, f"{path}[{i}]", problems) for i, value in enumerate(node)]
+        return [expand_schedules(value, steps) for value in cast("list[Any]", node)]
     return node
 
 
@@ -46,19 +43,12 @@ def _schedule_hints(node: Mapping[str, Any]) -> set[str]:
     }
 
 
-def _expand(text: str, steps: int, path: str, problems: list[str]) -> Any:
+def _expand(text: str, steps: int) -> Any:
     kind, *rest = text.split(":")
     try:
-        values = [float(value) for value in rest]
+        return _node(kind, [float(value) for value in rest], steps) or text
     except ValueError:
-        values = []
-    node = _node(kind, values, steps)
-    if node is None:
-        problems.append(
-            f"{path}: {text!r} is neither a number nor a schedule; schedules are written kind:values, such as "
-            f"linear:0:1 or linear:0:1:500 (kinds: {', '.join(KINDS)})"
-        )
-    return node
+        return text
 
 
 def _node(kind: str, values: list[float], steps: int) -> dict[str, Any] | None:

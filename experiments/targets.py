@@ -79,8 +79,10 @@ def _require_trust(name: str) -> None:
 
 
 def _in_working_directory(origin: str | None, locations: Any) -> bool:
-    places = [origin] if origin else list(locations or [])
+    places = [Path(place) for place in ([origin] if origin else list(locations or []))]
     here = Path.cwd().resolve()
+    # A built-in module has no path but a word such as "frozen" for its origin.
     return bool(places) and all(
-        Path(place).resolve().is_relative_to(here) and "site-packages" not in Path(place).parts for place in places
+        place.is_absolute() and place.resolve().is_relative_to(here) and "site-packages" not in place.parts
+        for place in places
     )
