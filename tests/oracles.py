@@ -19,6 +19,7 @@ from gfn.objectives import (
     Jeffreys,
     JensenShannon,
     LogCosh,
+    Scores,
     ShiftedCosh,
     TotalVariation,
 )
@@ -83,3 +84,16 @@ def divergence_gradient(divergence: Divergence) -> Tensor:
 def cosine(a: Tensor, b: Tensor) -> float:
     """Cosine of the angle between two vectors."""
     return float(a @ b / (a.norm() * b.norm()))
+
+
+def scores(excess: Tensor, group: Tensor | None = None, log_reward: Tensor | None = None) -> Scores:
+    """Scores of one-step trajectories with a given excess, rewards zero or given."""
+    log_reward = torch.zeros_like(excess) if log_reward is None else log_reward
+    return Scores(
+        log_pf=(excess + log_reward).unsqueeze(1),
+        log_pb=torch.zeros_like(excess).unsqueeze(1),
+        mask=torch.ones(len(excess), 1, dtype=torch.bool),
+        log_reward=log_reward,
+        group=torch.zeros(len(excess), dtype=torch.long) if group is None else group,
+        initial=None,
+    )

@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from oracles import LOG_Q, MEMBERS, SMOOTH, THETA, P, divergence_gradient, f64, gradient
 from torch import Tensor
 
 from gfn.objectives import (
@@ -24,6 +23,7 @@ from gfn.objectives import (
     Tempered,
 )
 from gfn.schedules import Linear
+from tests.oracles import LOG_Q, MEMBERS, SMOOTH, THETA, P, divergence_gradient, f64, gradient
 
 DELTA = torch.linspace(-9, 9, 91, dtype=torch.float64)
 U = f64(1e-3, 0.2, 0.9, 1.0, 1.1, 3.0, 40.0)

@@ -7,20 +7,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from oracles import (
-    DELTA,
-    LOG_P,
-    LOG_Q,
-    MEMBERS,
-    SMOOTH,
-    THETA,
-    P,
-    Q,
-    cosine,
-    divergence_gradient,
-    f64,
-    gradient,
-)
 from torch import Tensor
 
 from gfn.objectives import (
@@ -33,6 +19,20 @@ from gfn.objectives import (
     PearsonChi2,
     ReverseKL,
     Tempered,
+)
+from tests.oracles import (
+    DELTA,
+    LOG_P,
+    LOG_Q,
+    MEMBERS,
+    SMOOTH,
+    THETA,
+    P,
+    Q,
+    cosine,
+    divergence_gradient,
+    f64,
+    gradient,
 )
 
 # D_f, the surrogate E_p L, and ∇_θ D_f

@@ -6,11 +6,11 @@ import itertools
 
 import pytest
 import torch
-from oracles import ALPHAS, MEMBERS, f64, gradient
 from scipy.optimize import brentq
 from torch import Tensor
 
 from gfn.objectives import Divergence
+from tests.oracles import ALPHAS, MEMBERS, f64, gradient
 
 # mean of the best unit normal for a target with a large mode at −2 and a small one at 2.5
 BEST_MEAN = {

@@ -7,7 +7,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from oracles import MEMBERS, f64
 from scipy.integrate import quad
 from torch import Tensor
 
@@ -24,6 +23,7 @@ from gfn.objectives import (
     Tempered,
 )
 from gfn.schedules import Linear
+from tests.oracles import MEMBERS, f64
 
 ALL: dict[str, Divergence] = {
     **{name: member.divergence for name, member in MEMBERS.items()},
