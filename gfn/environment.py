@@ -20,6 +20,10 @@ class RewardError(ValueError):
     """A reward is not a number a target distribution can be made of."""
 
 
+class TooManyStatesError(ValueError):
+    """An environment has more states than it is willing to list."""
+
+
 class Environment(ABC, Generic[S]):
     """A pointed directed acyclic multigraph over batches of states.
 
@@ -61,7 +65,7 @@ class Environment(ABC, Generic[S]):
 
     def describe(self, states: S) -> list[str]:
         """One short line of text for each state, for messages and sample files."""
-        return [repr(states[i : i + 1]) for i in range(len(states))]
+        return [" ".join(repr(states[i : i + 1]).split()) for i in range(len(states))]
 
     def to(self, device: torch.device | str) -> Self:
         """A copy of this environment whose tensors, and the states it makes, live on ``device``."""
@@ -110,7 +114,7 @@ class Enumerable(Protocol[S_out]):
     """
 
     def enumerate(self) -> S_out:
-        """Every state once, parents before children."""
+        """Every state once, parents before children; raises TooManyStatesError rather than fill the memory."""
         ...
 
     def index(self, states: Any, /) -> Tensor:
@@ -136,6 +140,11 @@ class Multimodal(Protocol):
     def modes(self, states: Any, /) -> Mapping[str, Tensor]:
         """For each definition, the mode each terminal state belongs to, long ``[N]``; −1 where it is in none."""
         ...
+
+
+def as_discrete(env: Environment[S]) -> DiscreteEnvironment[S] | None:
+    """``env`` itself if its actions have dense masks, else None."""
+    return env if isinstance(env, DiscreteEnvironment) else None
 
 
 def as_enumerable(env: Environment[S]) -> Enumerable[S] | None:

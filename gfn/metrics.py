@@ -34,9 +34,10 @@ def pearson(x: Tensor, y: Tensor) -> float:
     """Correlation of two samples ``[N]`` over the entries where both are finite; NaN if one is constant."""
     both = x.isfinite() & y.isfinite()
     a, b = x[both].double(), y[both].double()
+    if len(a) == 0 or bool((a == a[0]).all()) or bool((b == b[0]).all()):
+        return math.nan
     a, b = a - a.mean(), b - b.mean()
-    scale = float((a.square().sum() * b.square().sum()).sqrt())
-    return float((a * b).sum()) / scale if scale > 0 else math.nan
+    return float((a * b).sum() / (a.square().sum() * b.square().sum()).sqrt())
 
 
 def effective_sample_size(log_weight: Tensor) -> float:
