@@ -167,10 +167,7 @@ def _argument(value: Any, hint: Any, supplied: Mapping[str, Any], path: str) -> 
         if hint is Path:
             return Path(value)
         if wants_function(hint):
-            try:
-                return locate(value)
-            except ValueError as error:
-                raise ConfigError([f"{path}: {error}"]) from error
+            return locate(value)
     return make(value, supplied, path)
 
 

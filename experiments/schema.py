@@ -86,6 +86,11 @@ def _type_problems(given: Mapping[str, Any], hints: Mapping[str, Any], path: str
     for key, value in given.items():
         if key in hints and value != "???" and not fits(value, hints[key]):
             yield f"{path}.{key}: expected {show(hints[key])}, got {_shown_value(value)}"
+        elif isinstance(value, str) and value != "???" and wants_function(hints.get(key)):
+            try:
+                locate(value)
+            except TargetError as error:
+                yield f"{path}.{key}: {error}"
 
 
 def _shown_value(value: Any) -> str:

@@ -8,6 +8,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
+from gfn.environment import RewardError
 from gfn.objectives.balance import LOG_OF_ZERO, Balance, Scores, trajectory_balance
 from gfn.objectives.divergence import Divergence
 from gfn.objectives.partition import Partition
@@ -66,7 +67,7 @@ class Objective(nn.Module, Generic[S]):
         """Loss of a batch at a training step, and a report of detached scalars.
 
         Raises:
-            ValueError: if a trajectory has reward zero and the divergence's slope is unbounded there.
+            RewardError: if a trajectory has reward zero and the divergence's slope is unbounded there.
         """
         divergence = self.divergence.at(step)
         scores = self.scores(t)
@@ -103,7 +104,7 @@ def _require_bounded(divergence: Divergence, zeros: int, total: int) -> None:
     """Refuse trajectories with reward zero (Δ = +∞) where the slope has no bound."""
     limit, beyond = divergence.slope(torch.tensor([-LOG_OF_ZERO, -2 * LOG_OF_ZERO], dtype=torch.float64)).tolist()
     if limit > 1e4 or beyond > 1.01 * limit:
-        raise ValueError(
+        raise RewardError(
             f"{zeros} of {total} trajectories have reward zero (log-reward -inf), where the slope of this divergence "
             "is unbounded: give the reward a positive floor, or use a divergence with a bounded slope there "
             "(alpha below 1, jensen_shannon, clipped)"

@@ -1,0 +1,159 @@
+"""The console commands, as a person types them: subprocesses in an empty directory."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+SMALL = ["env.side=4", "policy.width=8", "sampler.batch_size=8", "evaluator.every=5"]
+
+
+def command(name: str, *arguments: str) -> list[str]:
+    return [sys.executable, "-c", f"from experiments.{name} import cli; cli()", *arguments]
+
+
+def call(cwd: Path, name: str, *arguments: str, **extra: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200", **extra}
+    return subprocess.run(command(name, *arguments), cwd=cwd, env=env, capture_output=True, text=True, timeout=120)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A short finished run."""
+    cwd = tmp_path_factory.mktemp("cli")
+    done = call(cwd, "train", *SMALL, "run=first", "trainer.steps=20", "name=toy_name", "seed=7")
+    assert done.returncode == 0, done.stderr
+    for word in ("loss", "logZ", "exact", "TV", "regions", "20/20"):
+        assert word in done.stderr, word
+    return cwd / "first"
+
+
+def test_run_directory_tells_how_it_came_to_be(finished: Path) -> None:
+    for name in ("metrics.jsonl", "config.yaml", "overrides.txt", ".hydra/config.yaml", "figures/distribution.png",
+                 "figures/progress.png", "checkpoints/step_000000020.pt"):
+        assert (finished / name).stat().st_size > 0, name
+    assert list((finished / "tensorboard").iterdir())
+    text = (finished / "README.md").read_text()
+    for part in ("toy_name", "20 of 20 updates", "160 trajectories", "seed 7", "env.side=4", "torch 2", "eval/tv"):
+        assert part in text, part
+    assert (finished / "figures/progress.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_evaluate_and_sample(finished: Path) -> None:
+    done = call(finished.parent, "evaluate", "run=first", "n_samples=64")
+    assert done.returncode == 0, done.stderr
+    written = json.loads((finished / "evaluation.json").read_text())
+    trained = json.loads((finished / "metrics.jsonl").read_text().splitlines()[-1])
+    assert written["tv"] == pytest.approx(trained["eval/tv"], abs=1e-12)
+    assert written["step"] == 20
+
+    assert call(finished.parent, "sample", "run=first", "n=1500").returncode == 0
+    rows = list(csv.DictReader((finished / "samples.csv").open()))
+    assert len(rows) == 1500
+    again = call(finished.parent, "sample", "run=first", "n=3", "format=jsonl", "out=-")
+    lines = [json.loads(line) for line in again.stdout.splitlines()]
+    assert len(lines) == 3
+    assert all(line["log_reward"] < 1 and line["log_pf"] < 0 for line in lines)
+    other = call(finished.parent, "sample", "run=first", "n=3", "format=jsonl", "out=-", "seed=1").stdout
+    assert other != again.stdout
+
+
+def test_resumes_with_the_overrides_it_began_with(finished: Path) -> None:
+    before = (finished / "metrics.jsonl").read_text()
+    done = call(finished.parent, "train", "run=first", "trainer.steps=30")
+    assert done.returncode == 0, done.stderr
+    assert "after step 20" in done.stdout
+    after = (finished / "metrics.jsonl").read_text()
+    assert after.startswith(before)
+    assert json.loads(after.splitlines()[-1])["step"] == 30
+    again = call(finished.parent, "train", "run=first")
+    assert again.returncode == 0
+    assert (finished / "metrics.jsonl").read_text() == after
+    other = call(finished.parent, "train", "run=first", "env.side=5")
+    assert other.returncode == 1
+    assert "env.side: 4 when it was started, 5 now" in other.stderr
+    fresh = call(finished.parent, "train", "run=first", "resume=never")
+    assert fresh.returncode == 1
+    assert "resume=never" in fresh.stderr
+
+
+def test_signal_stops_after_the_step_with_a_checkpoint(tmp_path: Path) -> None:
+    arguments = [*SMALL, "run=killed", "trainer.steps=1000000", "logger=quiet", "logger.metrics.every=1"]
+    process = subprocess.Popen(command("train", *arguments), cwd=tmp_path, stderr=subprocess.PIPE)
+    metrics = tmp_path / "killed/metrics.jsonl"
+    deadline = time.monotonic() + 60
+    while not (metrics.exists() and metrics.stat().st_size > 2000):
+        assert process.poll() is None, process.stderr.read() if process.stderr else ""
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=30) == 143
+    last = json.loads(metrics.read_text().splitlines()[-1])["step"]
+    assert (tmp_path / f"killed/checkpoints/step_{last:09d}.pt").exists()
+
+
+def test_sweep_and_help(tmp_path: Path) -> None:
+    done = call(tmp_path, "train", "-m", *SMALL, "trainer.steps=2", "logger=quiet", "divergence=alpha", "divergence.alpha=0,2")
+    assert done.returncode == 0, done.stderr
+    files = sorted(tmp_path.glob("runs/four_corners/sweep_*/*/metrics.jsonl"))
+    assert [json.loads(f.read_text().splitlines()[-1])["alpha"] for f in files] == [0.0, 2.0]
+    shown = call(tmp_path, "train", "--help")
+    assert shown.returncode == 0
+    assert "jensen_shannon" in shown.stdout
+    assert "alpha:" in shown.stdout
+
+
+BAD = {  # arguments: exit code, and what the message must say
+    ("env.sidee=3", "trainer.steps=abc", "divergence.alpha=foo"): (2, ["did you mean side", "trainer.steps", "schedule"]),
+    ("env=nosuch",): (2, ["hypergrid", "custom"]),
+    ("env=custom",): (2, ["env._target_", "missing"]),
+    ("env=custom", "env._target_=nosuch.Env"): (2, ["cannot import nosuch", "working directory"]),
+    ("env=custom", "env._target_=os.system", "env.command=touch\\ stolen"): (2, ["GFN_TRUST=os"]),
+    ("env=custom", "env._target_=gfn.checkpoint.os.system", "env.command=touch\\ stolen"): (2, ["outside what configs"]),
+    ("env/reward=user", "env.reward.function=os.getpid"): (2, ["GFN_TRUST=os"]),
+    ("env.side=1",): (2, ["side >= 2", "side=1"]),
+    ("env.reward.r0=-1",): (2, ["env.reward", "not negative", "-1"]),
+    ("sampler.batch_size=1",): (2, ["DevGrad", "at least 2", "partition=learned"]),
+    ("sampler.batch_size=10", "sampler.group_size=4"): (2, ["multiple of group_size"]),
+    ("env=custom", "env._target_=envs.hypergrid.Hypergrid", "env.side=???"): (2, ["env.side", "missing"]),
+    ("run=file/below",): (1, ["file/below", "choose another run directory"]),
+    ("partition=exact", "env.side=20", "env.ndim=6", "evaluator.exact=false"): (2, ["too many to list"]),
+    ("env/reward=sparse", "env.reward.floor=0", "divergence=reverse_kl"): (1, ["reward zero", "alpha below 1"]),
+}
+
+
+@pytest.mark.parametrize("arguments", BAD)
+def test_bad_input_gets_one_clear_message(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a directory")
+    code, words = BAD[arguments]
+    done = call(tmp_path, "train", *arguments)
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    for word in words:
+        assert word in done.stderr, done.stderr
+    assert not (tmp_path / "stolen").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "words"),
+    [
+        ("evaluate", (), ["run: a value is missing"]),
+        ("evaluate", ("run=nowhere",), ["nowhere", "not a run directory"]),
+        ("sample", ("run=nowhere", "format=xml", "n=0"), ["format: expected csv or jsonl", "n: expected at least 1"]),
+        ("check", ("env=custom", "env._target_=nosuch.Env"), ["cannot import nosuch"]),
+    ],
+)
+def test_bad_input_of_other_commands(name: str, arguments: tuple[str, ...], words: list[str], tmp_path: Path) -> None:
+    done = call(tmp_path, name, *arguments)
+    assert done.returncode in (1, 2)
+    assert "Traceback" not in done.stderr
+    for word in words:
+        assert word in done.stderr, done.stderr

@@ -1,0 +1,112 @@
+"""Every key of every config changes something: the metrics written, or the files left."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from omegaconf import OmegaConf
+
+from tests.composing import SMALL, built, composed, leaves
+from tests.test_configs import NEEDED, OPTIONS
+
+BASE = (*SMALL, "logger.metrics.every=1", "divergence=alpha", "divergence.alpha=0.5")
+LEARNED = ("partition=learned", "divergence=reverse_kl")
+# key: (overrides that bring it in, another value)
+CHANGES: dict[str, tuple[tuple[str, ...], str]] = {
+    "seed": ((), "1"),
+    "env.side": ((), "5"),
+    "env.ndim": ((), "3"),
+    "env.reward.r0": ((), "0.2"),
+    "env.reward.r1": ((), "0.9"),
+    "env.reward.r2": (("env.side=8",), "5.0"),
+    "policy.width": ((), "9"),
+    "policy.depth": ((), "1"),
+    "backward.tied": (("backward=learned",), "false"),
+    "divergence.alpha": ((), "2.0"),
+    "divergence.k": (("divergence=huber",), "0.1"),
+    "divergence.weight": (("divergence=jensen_shannon",), "0.9"),
+    "divergence.threshold": (("divergence=clipped",), "0.01"),
+    "divergence.beta": (("divergence=tempered",), "0.9"),
+    "divergence.f": (("divergence=from_generator", "++divergence.f=tests.toy.generator"), "tests.toy.other_generator"),
+    "divergence.function": (("divergence=from_loss", "++divergence.function=tests.toy.loss"), "tests.toy.quadratic"),
+    "divergence.divergence.alpha": (("divergence=clipped",), "0.0"),
+    "divergence.alpha.start": (("divergence=alpha_annealed",), "-1.0"),
+    "divergence.alpha.end": (("divergence=alpha_annealed",), "2.0"),
+    "divergence.alpha.steps": (("divergence=alpha_annealed",), "50"),
+    "partition.leave_one_out": ((), "true"),
+    "partition.init": (LEARNED, "3.0"),
+    "partition.lr": (LEARNED, "0.5"),
+    "partition.network.tied": (("partition=conditional",), "true"),
+    "exploration.epsilon": (("exploration=epsilon",), "0.9"),
+    "exploration.temperature": (("exploration=tempered",), "9.0"),
+    "sampler.batch_size": ((), "12"),
+    "sampler.group_size": ((), "4"),
+    "sampler.seed": ((), "5"),
+    "trainer.steps": ((), "4"),
+    "trainer.lr": ((), "0.1"),
+    "trainer.clip_grad_norm": ((), "1e-3"),
+    "trainer.optimizer._target_": ((), "torch.optim.SGD"),
+    "trainer.save_every": ((), "1"),
+    "trainer.keep": (("trainer.save_every=1",), "1"),
+    "evaluator.every": ((), "1"),
+    "evaluator.n_samples": ((), "17"),
+    "evaluator.exact": ((), "false"),
+    "evaluator.seed": ((), "9"),
+    "logger.metrics.every": ((), "2"),
+    "logger.metrics.path": ((), "${run}/other.jsonl"),
+    "logger.tensorboard.directory": (("logger=default",), "${run}/events"),
+    "logger.tensorboard.every": (("logger=default",), "1"),
+    "env.reward.floor": (("env/reward=sparse",), "0.5"),
+    "env.reward.function": (("env/reward=user", "++env.reward.function=tests.toy.bumps"), "tests.toy.slopes"),
+    "env.reward.mode_threshold": (("env/reward=user", "++env.reward.function=tests.toy.bumps"), "3.0"),
+}
+# Shown to matter elsewhere: run and resume (test_cli), name (run directory, test_cli), threads and device (test_cli).
+ELSEWHERE = {"name", "threads", "device", "resume", "run"}
+# These need a tree or continuous actions: test_check and test_distributions.
+CONTINUOUS = {"exploration.std"}
+
+
+@cache
+def fingerprint(overrides: tuple[str, ...]) -> tuple[str, ...]:
+    """What a run leaves: the lines of its metrics, and the names of its files with their sizes."""
+    with TemporaryDirectory() as folder:
+        directory = Path(folder)
+        built(directory, *overrides).trainer.run()
+        files = sorted(p for p in directory.rglob("*") if p.is_file())
+        names = [f"{p.relative_to(directory).parent}/{p.name.split('.')[0]} {_size(p)}" for p in files]
+        return (*names, *(p.read_text() for p in files if p.suffix == ".jsonl"))
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if "tfevents" in path.name else 0
+
+
+@pytest.mark.parametrize("key", CHANGES)
+def test_key_changes_something(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GFN_TRUST", "tests")
+    needed, value = CHANGES[key]
+    assert key.partition(".")[0] not in {"logger"} or needed or "metrics" in key
+    base = tuple(o for o in (*BASE, *needed) if not _overruled(o, needed))
+    assert fingerprint(base) == fingerprint(base), "the run itself is not reproducible"
+    assert fingerprint((*base, f"++{key}={value}")) != fingerprint(base)
+
+
+def _overruled(override: str, needed: tuple[str, ...]) -> bool:
+    """Whether a basic override gives way to a choice that the key needs."""
+    if override in needed:
+        return False
+    group = override.partition("=")[0].partition(".")[0]
+    return any(choice.startswith(f"{group}=") for choice in needed)
+
+
+def test_no_key_is_forgotten() -> None:
+    found: set[str] = set()
+    for option in (None, *OPTIONS):
+        group, _, name = (option or "").rpartition("/")
+        chosen = [f"{group}={name}", *NEEDED.get(option or "", [])] if option else []
+        found |= leaves(OmegaConf.to_container(composed(*chosen), resolve=False)).keys()
+    constants = {k for k in found if k.endswith(("_target_", "_partial_"))} - {"trainer.optimizer._target_"}
+    assert found - constants - ELSEWHERE - CONTINUOUS - CHANGES.keys() == set()

@@ -1,0 +1,44 @@
+"""Small things a user might bring: an environment, a reward, a generator, a loss."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch import Tensor
+
+README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+
+
+def code_block(opening: str) -> str:
+    """The Python block of the project's README that begins with ``opening``."""
+    start = README.index("```python\n" + opening) + len("```python\n")
+    return README[start : README.index("```", start)]
+
+
+_namespace: dict[str, object] = {"__name__": __name__}
+exec(code_block('"""Choose k of n items'), _namespace)
+Subsets = _namespace["Subsets"]
+
+
+def bumps(coords: Tensor) -> Tensor:
+    return 1.0 + coords.double().sum(-1)
+
+
+def generator(u: Tensor) -> Tensor:
+    return u * u.log() - u + 1
+
+
+def loss(delta: Tensor) -> Tensor:
+    return delta.cosh() - 1
+
+
+def slopes(coords: Tensor) -> Tensor:
+    return 1.0 + coords.double()[:, 0]
+
+
+def quadratic(delta: Tensor) -> Tensor:
+    return 0.5 * delta.square()
+
+
+def other_generator(u: Tensor) -> Tensor:
+    return u - 1 - u.log()
