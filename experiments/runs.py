@@ -1,12 +1,12 @@
 """Run directories: what one holds, how to go on with one, and how to open a finished one.
 
-    config.yaml       the whole config, as it was checked
-    overrides.txt     what was typed on the command line
-    metrics.jsonl     one line every few updates and for every evaluation
-    checkpoints/      the newest ones
-    tensorboard/      the same metrics as events
-    figures/*.png     drawn at the end
-    README.md         how the run came to be and how it ended
+config.yaml       the whole config, as it was checked
+overrides.txt     what was typed on the command line
+metrics.jsonl     one line every few updates and for every evaluation
+checkpoints/      the newest ones
+tensorboard/      the same metrics as events
+figures/*.png     drawn at the end
+README.md         how the run came to be and how it ended
 """
 
 from __future__ import annotations

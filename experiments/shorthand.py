@@ -65,4 +65,3 @@ def _node(kind: str, values: list[float], steps: int) -> dict[str, Any] | None:
         boundaries = [int(value) for value in values[1::2]]
         return {"_target_": "gfn.schedules.Piecewise", "boundaries": boundaries, "values": values[0::2]}
     return None
-

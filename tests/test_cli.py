@@ -37,8 +37,15 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_run_directory_tells_how_it_came_to_be(finished: Path) -> None:
-    for name in ("metrics.jsonl", "config.yaml", "overrides.txt", ".hydra/config.yaml", "figures/distribution.png",
-                 "figures/progress.png", "checkpoints/step_000000020.pt"):
+    for name in (
+        "metrics.jsonl",
+        "config.yaml",
+        "overrides.txt",
+        ".hydra/config.yaml",
+        "figures/distribution.png",
+        "figures/progress.png",
+        "checkpoints/step_000000020.pt",
+    ):
         assert (finished / name).stat().st_size > 0, name
     assert list((finished / "tensorboard").iterdir())
     text = (finished / "README.md").read_text()
@@ -101,7 +108,9 @@ def test_signal_stops_after_the_step_with_a_checkpoint(tmp_path: Path) -> None:
 
 
 def test_sweep_and_help(tmp_path: Path) -> None:
-    done = call(tmp_path, "train", "-m", *SMALL, "trainer.steps=2", "logger=quiet", "divergence=alpha", "divergence.alpha=0,2")
+    done = call(
+        tmp_path, "train", "-m", *SMALL, "trainer.steps=2", "logger=quiet", "divergence=alpha", "divergence.alpha=0,2"
+    )
     assert done.returncode == 0, done.stderr
     files = sorted(tmp_path.glob("runs/four_corners/sweep_*/*/metrics.jsonl"))
     assert [json.loads(f.read_text().splitlines()[-1])["alpha"] for f in files] == [0.0, 2.0]
@@ -112,12 +121,18 @@ def test_sweep_and_help(tmp_path: Path) -> None:
 
 
 BAD = {  # arguments: exit code, and what the message must say
-    ("env.sidee=3", "trainer.steps=abc", "divergence.alpha=foo"): (2, ["did you mean side", "trainer.steps", "schedule"]),
+    ("env.sidee=3", "trainer.steps=abc", "divergence.alpha=foo"): (
+        2,
+        ["did you mean side", "trainer.steps", "schedule"],
+    ),
     ("env=nosuch",): (2, ["hypergrid", "custom"]),
     ("env=custom",): (2, ["env._target_", "missing"]),
     ("env=custom", "env._target_=nosuch.Env"): (2, ["cannot import nosuch", "working directory"]),
     ("env=custom", "env._target_=os.system", "env.command=touch\\ stolen"): (2, ["GFN_TRUST=os"]),
-    ("env=custom", "env._target_=gfn.checkpoint.os.system", "env.command=touch\\ stolen"): (2, ["outside what configs"]),
+    ("env=custom", "env._target_=gfn.checkpoint.os.system", "env.command=touch\\ stolen"): (
+        2,
+        ["outside what configs"],
+    ),
     ("env/reward=user", "env.reward.function=os.getpid"): (2, ["GFN_TRUST=os"]),
     ("env.side=1",): (2, ["side >= 2", "side=1"]),
     ("env.reward.r0=-1",): (2, ["env.reward", "not negative", "-1"]),

@@ -26,7 +26,9 @@ EXPERIMENTS = [f.removeprefix("experiment/") for f in FILES if f.startswith("exp
 
 def overrides_for(option: str) -> list[str]:
     group, _, name = option.rpartition("/")
-    small = [o for o in SMALL if not (option == "env/custom" and o.startswith("env.")) and not o.startswith(f"{group}=")]
+    small = [
+        o for o in SMALL if not (option == "env/custom" and o.startswith("env.")) and not o.startswith(f"{group}=")
+    ]
     return [f"{group}={name}", *NEEDED.get(option, []), *small]
 
 
@@ -65,7 +67,7 @@ def test_experiment_trains_two_steps_and_resumes(experiment: str, tmp_path: Path
             runs.prepare(run, directory, [])
             run.trainer.run()
     # The first half evaluates at its own end, which a longer run does not; training lines are the same.
-    lines = [[line for line in (d / "metrics.jsonl").read_text().splitlines()] for d in (whole, halves)]
+    lines = [list((d / "metrics.jsonl").read_text().splitlines()) for d in (whole, halves)]
     assert lines[0][-1] == lines[1][-1]
     config = yaml.safe_load((whole / "config.yaml").read_text())
     assert config["name"] in experiment.replace("/", "_")
@@ -73,13 +75,28 @@ def test_experiment_trains_two_steps_and_resumes(experiment: str, tmp_path: Path
 
 def test_group_without_target_and_unknown_keys_are_all_told() -> None:
     bad = composed(
-        "++env.sidee=3", "++trainer.steps=abc", "++stepz=1", "++divergence.alpha=nonsense", "++partition._target_=gfn.Nope",
-        "++seed=1.5", "++resume=maybe", "++threads=0",
+        "++env.sidee=3",
+        "++trainer.steps=abc",
+        "++stepz=1",
+        "++divergence.alpha=nonsense",
+        "++partition._target_=gfn.Nope",
+        "++seed=1.5",
+        "++resume=maybe",
+        "++threads=0",
     )
     with pytest.raises(ConfigError) as caught:
         checked(bad)
     text = str(caught.value)
-    for place in ("env.sidee", "trainer.steps", "stepz", "divergence.alpha", "partition._target_", "seed", "resume", "threads"):
+    for place in (
+        "env.sidee",
+        "trainer.steps",
+        "stepz",
+        "divergence.alpha",
+        "partition._target_",
+        "seed",
+        "resume",
+        "threads",
+    ):
         assert f"  {place}: " in text, place
     assert "did you mean side?" in text
     assert "auto or never" in text

@@ -29,7 +29,9 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def call(installed: Path, cwd: Path, code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "PYTHONPATH": str(installed), "OMP_NUM_THREADS": "1"}
-    return subprocess.run([sys.executable, "-c", code, *arguments], cwd=cwd, env=env, capture_output=True, text=True, timeout=120)
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments], cwd=cwd, env=env, capture_output=True, text=True, timeout=120
+    )
 
 
 def test_readme_environment_runs_from_an_empty_directory(installed: Path, tmp_path: Path) -> None:
