@@ -211,10 +211,15 @@ def log_partition(env: Any) -> Tensor:
 
 @torch.no_grad()
 def optimal_log_pf(graph: StateGraph[S], backward: Policy[S]) -> Tensor:
-    """log P_F of every edge under the one policy that balances with R and P_B, ``[E]``: F(s') P_B(s|s') / F(s)."""
+    """log P_F of every edge under the one policy that balances with R and P_B, ``[E]``: F(s') P_B(s|s') / F(s).
+
+    States without flow, from which every end has reward zero, are never visited; there it is uniform.
+    """
     log_pb = edge_log_pb(graph, backward)
     flow = log_flows(graph, log_pb)
-    return flow[graph.target] + log_pb - flow[graph.source]
+    uniform = -torch.bincount(graph.source, minlength=graph.n).double().log()
+    balanced = flow[graph.target] + log_pb - flow[graph.source]
+    return torch.where(flow[graph.source].isfinite(), balanced, uniform[graph.source])
 
 
 def all_trajectories(graph: StateGraph[S]) -> Trajectories[S]:
@@ -242,7 +247,7 @@ def all_trajectories(graph: StateGraph[S]) -> Trajectories[S]:
         actions=graph.action[edges],
         lengths=lengths,
         log_reward=log_reward[final],
-        group=torch.zeros(len(finished), dtype=torch.long),
+        group=visited[(lengths + 1).cumsum(0) - (lengths + 1)],
         behaviour_log_prob=torch.full((len(edges),), torch.nan, dtype=torch.float64),
         policy_version=torch.zeros(len(finished), dtype=torch.long),
     )

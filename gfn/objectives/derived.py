@@ -174,7 +174,8 @@ class FromGenerator(_Derived):
     """The divergence of any convex f on (0, ∞), given as an elementwise torch function.
 
     f is shifted and scaled so that f(1) = f'(1) = 0 and f''(1) = 1, which changes the divergence by
-    a factor only. Derivatives come from autograd, the loss from Gauss–Legendre quadrature.
+    a factor only. Derivatives come from autograd, the loss from Gauss–Legendre quadrature; the slope
+    is held constant for |Δ| > EXPONENT_LIMIT.
 
     Raises:
         ValueError: if f is not convex, or not twice differentiable at 1.
@@ -200,7 +201,8 @@ class FromGenerator(_Derived):
 class FromLoss(_Derived):
     """The divergence whose loss of Δ is a given convex function ℓ with its minimum at zero.
 
-    f(u) = ∫₁ᵘ ℓ'(log w) dw (Hu et al. 2025, arXiv:2410.02596); ℓ is scaled to ℓ''(0) = 1.
+    f(u) = ∫₁ᵘ ℓ'(log w) dw (Hu et al. 2025, arXiv:2410.02596); ℓ is scaled to ℓ''(0) = 1 and
+    continued linearly for |Δ| > EXPONENT_LIMIT.
 
     Raises:
         ValueError: if ℓ is not convex, not twice differentiable at 0, or not smallest there.
