@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import signal
 import sys
 from collections.abc import Mapping
@@ -63,6 +65,9 @@ class JSONLines:
 
     Holds nothing that depends on the clock, so that a resumed run writes the very same file. On a
     start after ``step`` updates, lines of later ones are dropped (they will be written again).
+
+    Raises:
+        ValueError: if ``every`` is not positive.
     """
 
     def __init__(self, path: Path, every: int = 10):
@@ -74,8 +79,12 @@ class JSONLines:
     def start(self, step: int) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         kept = [line for line in read_lines(self.path) if line["step"] <= step]
-        with open(self.path, "w", encoding="utf-8") as file:
+        part = self.path.with_name(f".{self.path.name}.part")
+        with open(part, "w", encoding="utf-8") as file:
             file.writelines(_dump(line) for line in kept)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, self.path)  # a crash leaves all lines or those kept, never half of them
         self.file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115 (closed by close)
 
     def __call__(self, report: Report) -> None:
@@ -102,32 +111,39 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     lines: list[dict[str, Any]] = []
     if not path.exists():
         return lines
-    for text in path.read_text(encoding="utf-8").splitlines():
-        try:
+    for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        with contextlib.suppress(json.JSONDecodeError):
             lines.append(json.loads(text))
-        except json.JSONDecodeError:
-            break
     return lines
 
 
 class TensorBoard:
-    """Scalars for TensorBoard, every ``every``-th update and at every evaluation; against steps."""
+    """Scalars for TensorBoard, every ``every``-th update and at every evaluation; against steps.
+
+    Raises:
+        ValueError: if ``every`` is not positive.
+    """
 
     def __init__(self, directory: Path, every: int = 10):
+        if every < 1:
+            raise ValueError(f"TensorBoard: every must be at least 1, got {every}")
         self.directory, self.every = directory, every
         self.writer: Any = None
 
     def start(self, step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self.writer = SummaryWriter(str(self.directory), purge_step=step + 1 if step else None)
+        # Readers forget what an interrupted run wrote from this step on; it will be written again.
+        self.writer = SummaryWriter(str(self.directory), purge_step=step + 1)
 
     def __call__(self, report: Report) -> None:
-        if report.step % self.every == 0 or report.evaluation is not None:
-            for name, value in report.metrics.items():
-                self.writer.add_scalar(f"train/{name}", value, report.step)
+        if report.step % self.every and report.evaluation is None:
+            return
+        for name, value in report.metrics.items():
+            self.writer.add_scalar(f"train/{name}", value, report.step)
         for name, value in (report.evaluation or {}).items():
             self.writer.add_scalar(f"eval/{name}", value, report.step)
+        self.writer.flush()  # what a checkpoint has counted must not be lost when the process is killed
 
     def close(self) -> None:
         if self.writer is not None:
@@ -146,13 +162,14 @@ class Signals:
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> Signals:
+        self.received = None
         for number in (signal.SIGTERM, signal.SIGINT):
             self._previous[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._previous.items():
-            signal.signal(number, handler)
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None:

@@ -42,7 +42,8 @@ class Discovery:
         return dict(self.found)
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        self.found = dict(state)
+        """Take over what was found; a definition that ``state`` does not know starts with nothing."""
+        self.found = {name: state.get(name, torch.zeros(0, dtype=torch.long)) for name in self.found}
 
 
 class Evaluator(Generic[S]):
@@ -79,14 +80,15 @@ class Evaluator(Generic[S]):
     def __call__(self, step: int) -> dict[str, float]:
         """All metrics of the current policy; the same for the same parameters and step, whatever came before."""
         generator = torch.Generator(self.env.device).manual_seed(self.seed * 1_000_003 + step)
-        training = self.objective.training
+        modes = {module: module.training for module in self.objective.modules()}  # parts may differ: a frozen prior
         self.objective.eval()
         try:
             with torch.no_grad():
                 sampled = self._sampled(step, generator)
                 listed = {} if self.graph is None else self._exact(self.graph, sampled["log_z"], generator)
         finally:
-            self.objective.train(training)
+            for module, training in modes.items():
+                module.training = training
         return {**sampled, **listed}
 
     def _sampled(self, step: int, generator: torch.Generator) -> dict[str, float]:
@@ -135,7 +137,8 @@ class Evaluator(Generic[S]):
         return {"discovery": self.discovery.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.discovery.load_state_dict(state["discovery"])
+        """Take over discoveries; a state without any is that of a run without an evaluator."""
+        self.discovery.load_state_dict(state.get("discovery", {}))
 
 
 def _graph(env: Environment[S]) -> exact.StateGraph[S] | None:

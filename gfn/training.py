@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -16,6 +17,7 @@ from gfn.objectives import Objective
 from gfn.samplers import Sampler
 from gfn.schedules import Number, value_at
 from gfn.states import States
+from gfn.trajectories import Trajectories
 
 S = TypeVar("S", bound=States)
 
@@ -44,7 +46,10 @@ class Report:
 
 
 class Callback(Protocol):
-    """Sees every report; cannot steer."""
+    """Sees every report; cannot steer.
+
+    ``close`` is called on every way out, also when ``start`` or another callback has failed.
+    """
 
     def start(self, step: int) -> None:
         """Training begins, or goes on, after ``step`` updates."""
@@ -105,21 +110,30 @@ class Trainer(Generic[S]):
         self.callbacks, self.checkpoints, self.save_every, self.keep = callbacks, checkpoints, save_every, keep
         self.stop = stop
         self.groups = objective.parameter_groups()
+        rates = self._rates(0)
         self.optimizer = (optimizer or torch.optim.Adam)(
-            [{"params": list(group.parameters), "lr": value_at(self._rate(group.lr), 0)} for group in self.groups]
+            [{"params": list(group.parameters), "lr": rates[group.name]} for group in self.groups]
         )
         self.step = self.trajectories = 0
 
     def run(self) -> Report | None:
-        """Train to the last step, or until ``stop``; the last report, None if there was nothing to do."""
+        """Train to the last step, or until ``stop``; the last report, None if there was nothing to do.
+
+        Raises:
+            NonFiniteError: if a loss or gradient is not finite.
+            CheckpointError: if checkpoints cannot be written, or their directory holds another run.
+        """
+        if self.checkpoints is not None:
+            checkpoint.claim(self.checkpoints, self.step)
         report = None
-        for callback in self.callbacks:
-            callback.start(self.step)
-        try:
+        with ExitStack() as started:
+            for callback in self.callbacks:
+                started.callback(callback.close)
+                callback.start(self.step)
             while self.step < self.steps:
                 batch = self.sampler(self.step)
                 loss, metrics = self.objective(batch, self.step)
-                gradient_norm = self._update(loss)
+                gradient_norm = self._update(loss, batch)
                 self.step += 1
                 self.trajectories += len(batch)
                 if self.evaluator is not None:
@@ -132,40 +146,46 @@ class Trainer(Generic[S]):
                     self.save()
                 if stopping:
                     break
-        finally:
-            for callback in self.callbacks:
-                callback.close()
         return report
 
-    def _update(self, loss: Tensor) -> Tensor:
+    def _update(self, loss: Tensor, batch: Trajectories[S]) -> Tensor:
         """One optimizer step, unless a number is not finite; returns the gradient's norm before clipping."""
         if not bool(loss.isfinite()):
-            raise NonFiniteError(f"the loss is {float(loss)} at step {self.step}; parameters are untouched")
+            cause = _cause_of_loss(self.objective, batch)
+            raise NonFiniteError(f"the loss is {float(loss)} at step {self.step}: {cause}; parameters are untouched")
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        parameters = [p for group in self.groups for p in group.parameters]
-        limit = self.clip_grad_norm if self.clip_grad_norm is not None else torch.inf
-        norm = torch.nn.utils.clip_grad_norm_(parameters, limit)
+        moving = [p for group in self.groups for p in group.parameters if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm([p.grad for p in moving if p.grad is not None])
         if not bool(norm.isfinite()):
-            named = self.objective.named_parameters()
-            bad = [name for name, p in named if p.grad is not None and not bool(p.grad.isfinite().all())]
-            raise NonFiniteError(
-                f"the gradient of {', '.join(bad[:5])} is not finite at step {self.step}; parameters are untouched"
-            )
+            cause = _cause_of_gradient(self.objective)
+            raise NonFiniteError(f"the gradient is not finite at step {self.step}: {cause}; parameters are untouched")
+        if self.clip_grad_norm is not None:
+            torch.nn.utils.clip_grads_with_norm_(moving, self.clip_grad_norm, norm)
+        rates = self._rates(self.step)
         for group, target in zip(self.groups, self.optimizer.param_groups, strict=True):
-            target["lr"] = value_at(self._rate(group.lr), self.step)
+            target["lr"] = rates[group.name]
         self.optimizer.step()
         return norm
 
-    def _rate(self, own: Number | None) -> Number:
-        return self.lr if own is None else own
+    def _rates(self, step: int) -> dict[str, float]:
+        """The learning rate of each parameter group in force at ``step``.
+
+        Raises:
+            ValueError: if one is negative or not finite.
+        """
+        rates = {g.name: value_at(self.lr if g.lr is None else g.lr, step) for g in self.groups}
+        bad = {name: rate for name, rate in rates.items() if not 0 <= rate < torch.inf}
+        if bad:
+            raise ValueError(f"Trainer: learning rates must be finite and not negative, got {bad} at step {step}")
+        return rates
 
     def _report(self, metrics: Mapping[str, float | Tensor]) -> Report:
         evaluate = self.evaluator is not None and (self.step % self.evaluator.every == 0 or self.step == self.steps)
         found = self.evaluator.discovery.counts() if self.evaluator is not None else {}
         at = self.step - 1  # schedules count updates from zero
         in_force = {**self.objective.divergence.at(at).settings(), **self.sampler.settings(at)}
-        rates = {f"lr_{g.name}": value_at(self._rate(g.lr), at) for g in self.groups}
+        rates = {f"lr_{name}": rate for name, rate in self._rates(at).items()}
         return Report(
             step=self.step,
             steps=self.steps,
@@ -183,15 +203,23 @@ class Trainer(Generic[S]):
             "optimizer": self.optimizer.state_dict(),
             "sampler": self.sampler.state_dict(),
             "evaluator": self.evaluator.state_dict() if self.evaluator is not None else {},
+            "generators": {  # torch's own, which layers such as dropout draw from
+                "cpu": torch.get_rng_state(),
+                "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+            },
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Become the trainer that ``state`` is of; sets torch's global generators too."""
         self.objective.load_state_dict(state["objective"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.sampler.load_state_dict(state["sampler"])
         if self.evaluator is not None:
             self.evaluator.load_state_dict(state["evaluator"])
         self.step, self.trajectories = state["step"], state["trajectories"]
+        torch.set_rng_state(state["generators"]["cpu"])
+        for device, generator in enumerate(state["generators"]["cuda"][: torch.cuda.device_count()]):
+            torch.cuda.set_rng_state(generator, device)
 
     def save(self) -> None:
         """Write a checkpoint of this step, then delete the oldest ones."""
@@ -201,8 +229,47 @@ class Trainer(Generic[S]):
         checkpoint.prune(self.checkpoints, self.keep)
 
     def resume(self) -> bool:
-        """Go on from the newest sound checkpoint; False if there is none."""
+        """Go on from the newest sound checkpoint; False if there is none. Damaged ones are set aside.
+
+        Raises:
+            CheckpointError: if there are checkpoints but none is sound, or it is of another configuration.
+        """
         found = checkpoint.newest(self.checkpoints) if self.checkpoints is not None else None
-        if found is not None:
-            self.load_state_dict(found[1])
-        return found is not None
+        if found is None:
+            return False
+        path, state = found
+        try:
+            self.load_state_dict(state)
+        except (KeyError, ValueError, RuntimeError) as error:
+            reason = " ".join(str(error).split())
+            raise checkpoint.CheckpointError(
+                f"{path} does not fit this run: {reason}; go on with the configuration it was made with, "
+                "or choose another directory"
+            ) from error
+        checkpoint.set_aside(path)
+        return True
+
+
+@torch.no_grad()
+def _cause_of_loss(objective: Objective[S], batch: Trajectories[S]) -> str:
+    """The first thing found that a loss which is not finite can come from."""
+    wrong = [name for name, p in objective.named_parameters() if not bool(p.isfinite().all())]
+    if wrong:
+        return f"parameter {wrong[0]} is not finite"
+    scores = objective.scores(batch)
+    for name, table in (("log P_F", scores.log_pf), ("log P_B", scores.log_pb)):
+        bad = (~table.isfinite()).nonzero()
+        if len(bad) > 0:
+            row, column = bad[0].tolist()
+            return f"{name} of step {column} of trajectory {row} is {float(table[row, column])}"
+    return "log P_F, log P_B and the parameters are finite, so it comes from log Z or the divergence"
+
+
+def _cause_of_gradient(objective: Objective[S]) -> str:
+    """Which parameters have a gradient that is not finite, or the largest one if their norm overflows."""
+    gradients = {name: p.grad for name, p in objective.named_parameters() if p.grad is not None}
+    bad = [name for name, gradient in gradients.items() if not bool(gradient.isfinite().all())]
+    if bad:
+        return f"that of {', '.join(bad[:5])}" + (f" and {len(bad) - 5} more" if len(bad) > 5 else "")
+    largest = max(gradients, key=lambda name: float(gradients[name].abs().max()))
+    return f"its norm overflows, with entries up to {float(gradients[largest].abs().max()):.3g} in that of {largest}"
