@@ -93,8 +93,14 @@ class JSONLines:
         line: dict[str, Any] = {"step": report.step, "trajectories": report.trajectories, **report.metrics}
         if report.evaluation is not None:
             line |= {f"eval/{name}": value for name, value in report.evaluation.items()}
-        self.file.write(_dump(line))
-        self.file.flush()
+        try:
+            self.file.write(_dump(line))
+            self.file.flush()
+        except OSError as error:
+            file, self.file = self.file, None
+            with contextlib.suppress(OSError):  # closing tries to write once more
+                file.close()
+            raise OSError(error.errno, f"cannot write metrics: {error.strerror}", str(self.path)) from error
 
     def close(self) -> None:
         if self.file is not None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from envs.hypergrid import GridStates, Hypergrid, Sparse
+from gfn.environment import DiscreteEnvironment
 from gfn.evaluation import Evaluator
 from gfn.exploration import EpsilonUniform
 from gfn.objectives import Alpha, Divergence, LearnedLogZ, Objective, Partition
@@ -32,7 +33,7 @@ def small_trainer(
     seed: int = 0,
     **settings: Any,
 ) -> Trainer[GridStates]:
-    """On-policy training with a learned, tied P_B on a 4 × 4 grid with 3 modes; ``evaluate_every=None`` has no evaluator."""
+    """On-policy training, P_B learned and tied, on a 4 × 4 grid with 3 modes; no evaluator if it is never asked."""
     env = Hypergrid(4, 2, Sparse(0.1))
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -53,6 +54,12 @@ def scheduled_trainer(**settings: Any) -> Trainer[GridStates]:
         "partition": LearnedLogZ("data", lr=Linear(0.1, 0.01, 20)),
     }
     return small_trainer(**(scheduled | settings))
+
+
+_BORROWED = "__init__ reset step undo is_initial is_terminal log_reward describe forward_mask backward_mask encode"
+_METHODS = {name: getattr(Hypergrid, name) for name in (*_BORROWED.split(), "_move", "_require")}
+# The grid as an environment that cannot be listed and does not know its modes.
+Unlisted: Any = type("Unlisted", (DiscreteEnvironment,), _METHODS)
 
 
 class Recorder:

@@ -1,0 +1,222 @@
+"""Callbacks: what becomes of the reports, and signals."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gfn import checkpoint
+from gfn.callbacks import JSONLines, ProgressBar, Signals, TensorBoard, read_lines
+from gfn.training import Report
+from tests.trainers import Recorder, parts_of, scheduled_trainer, small_trainer
+
+
+def report(step: int, evaluation: dict[str, float] | None = None, **metrics: float) -> Report:
+    return Report(step, 10, 8 * step, {"loss": 0.5, "log_z": 2.25, **metrics}, evaluation)
+
+
+def shown(bar: ProgressBar, *reports: Report) -> str:
+    """The line on the terminal after the reports."""
+    stream = io.StringIO()
+    bar.stream = stream
+    bar.start(0)
+    for each in reports:
+        bar(each)
+    bar.bar.refresh()
+    bar.close()
+    return stream.getvalue().replace("\n", "\r").rstrip("\r").split("\r")[-1]
+
+
+def test_progress_shows_loss_log_z_total_variation_and_modes() -> None:
+    evaluation = {"tv": 0.12345, "log_z_exact": 2.7766, "log_z": 9.0}
+    bar = ProgressBar({"regions": 4, "mode_states": 16})
+    text = shown(bar, report(1, evaluation, regions=3, mode_states=7), report(2, regions=4, mode_states=9))
+    assert "loss 0.5, logZ 2.250 (exact 2.777), TV 0.123, regions 4/4, mode_states 9/16" in text
+    assert "2/10" in text
+
+
+def test_progress_shows_what_there_is() -> None:
+    assert "loss 0.5, logZ 2.250]" in shown(ProgressBar(), report(1))
+    bare = Report(1, 10, 8, {"loss": 0.5}, None)
+    assert "loss 0.5]" in shown(ProgressBar(), bare)
+
+
+def test_progress_goes_on_where_a_resumed_run_does() -> None:
+    stream = io.StringIO()
+    bar = ProgressBar(stream=stream)
+    bar.start(6)
+    bar(report(7))
+    assert (bar.bar.n, bar.bar.initial, bar.bar.total) == (7, 6, 10)
+    bar.close()
+    assert bar.bar is None
+
+
+def test_progress_of_a_run() -> None:
+    stream = io.StringIO()
+    trainer = small_trainer(steps=6, evaluate_every=3)
+    evaluator = trainer.evaluator
+    assert evaluator is not None
+    counts = evaluator.discovery.env.mode_counts if evaluator.discovery.env is not None else {}
+    recorder = Recorder()
+    trainer.callbacks = [ProgressBar(counts, stream), recorder]
+    trainer.run()
+    text, last = stream.getvalue(), recorder.reports[-1]
+    exact, tv = last.evaluation["log_z_exact"], last.evaluation["tv"]
+    assert f"logZ {last.metrics['log_z']:.3f} (exact {exact:.3f}), TV {tv:.3f}" in text
+    assert f"regions {last.metrics['regions']:.0f}/3" in text
+
+
+def test_json_lines_of_a_run(tmp_path: Path) -> None:
+    recorder = Recorder()
+    scheduled_trainer(
+        steps=11, evaluate_every=4, callbacks=[recorder, JSONLines(tmp_path / "logs" / "metrics.jsonl", every=5)]
+    ).run()
+    lines = [json.loads(line) for line in (tmp_path / "logs" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [4, 5, 8, 10, 11]
+    assert lines == read_lines(tmp_path / "logs" / "metrics.jsonl")
+    for line in lines:
+        told = recorder.reports[line["step"] - 1]
+        evaluation = {f"eval/{name}": value for name, value in (told.evaluation or {}).items()}
+        assert line == {"step": told.step, "trajectories": 8 * told.step, **told.metrics, **evaluation}
+    assert "eval/tv" in lines[0]
+    assert "eval/tv" not in lines[1]
+    assert {"loss", "log_z", "alpha", "epsilon", "lr_policy", "lr_log_z", "regions", "mode_states"} <= set(lines[1])
+
+
+def test_json_lines_drops_what_a_resumed_run_writes_again(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    lines = JSONLines(path, every=1)
+    lines.start(0)
+    for step in range(1, 6):
+        lines(report(step))
+    lines.close()
+    before = path.read_text().splitlines(keepends=True)
+    lines.start(3)
+    assert path.read_text().splitlines(keepends=True) == before[:3]
+    lines(report(4))
+    assert path.read_text().splitlines(keepends=True) == before[:4], "every line is on disk at once"
+    lines.close()
+    lines.close()
+    assert parts_of(tmp_path) == ["metrics.jsonl"]
+
+
+def test_a_crash_while_starting_leaves_the_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2}\n')
+
+    def crash(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    for where in ("os.replace", "os.fsync"):
+        with monkeypatch.context() as patch:
+            patch.setattr(where, crash)
+            with pytest.raises(KeyboardInterrupt):
+                JSONLines(path).start(1)
+        assert read_lines(path) == [{"step": 1}, {"step": 2}]
+
+
+def test_lines_that_cannot_be_read_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    assert read_lines(path) == []
+    path.write_bytes(b'{"step": 1}\n{"step": 2, "lo\n\xff\xfe\0\n{"step": 3}\n{"st')
+    assert read_lines(path) == [{"step": 1}, {"step": 3}]
+
+
+def test_metrics_that_cannot_be_written_are_named(tmp_path: Path) -> None:
+    lines = JSONLines(tmp_path / "metrics.jsonl", every=1)
+    lines.start(0)
+    assert lines.file is not None
+    lines.file.close()
+    lines.file = open("/dev/full", "w")  # noqa: SIM115 (closed by close)
+    with pytest.raises(OSError, match=r"metrics\.jsonl") as caught:
+        lines(report(1))
+    assert caught.value.errno == errno.ENOSPC
+    lines.close()
+
+
+@pytest.mark.parametrize("kind", [JSONLines, TensorBoard])
+def test_every_is_positive(kind: type[Any], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="every must be at least 1, got 0"):
+        kind(tmp_path / "x", every=0)
+
+
+def test_tensorboard_of_a_run_that_was_resumed(tmp_path: Path) -> None:
+    """Reports of updates 1–9 and, as if the run had gone on from a checkpoint at 6, of 7–12 again."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    board = TensorBoard(tmp_path, every=2)
+    for first, last, loss in ((1, 9, 0.25), (7, 12, 0.5)):
+        board.start(first - 1)
+        for step in range(first, last + 1):
+            board(report(step, {"tv": loss / 2} if step % 3 == 0 else None, loss=loss))
+        board.close()
+        time.sleep(1.1)  # readers take files in the order of their names, which hold the second
+    events = EventAccumulator(str(tmp_path)).Reload()
+    assert set(events.Tags()["scalars"]) == {"train/loss", "train/log_z", "eval/tv"}
+    losses = [(event.step, event.value) for event in events.Scalars("train/loss")]
+    assert losses == [(2, 0.25), (3, 0.25), (4, 0.25), (6, 0.25), (8, 0.5), (9, 0.5), (10, 0.5), (12, 0.5)]
+    assert [(e.step, e.value) for e in events.Scalars("eval/tv")] == [(3, 0.125), (6, 0.125), (9, 0.25), (12, 0.25)]
+
+
+class Interrupt(Recorder):
+    """Sends this process a signal once ``step`` updates are done, ``times`` times."""
+
+    def __init__(self, number: int, step: int, times: int = 1) -> None:
+        super().__init__()
+        self.number, self.step, self.times = number, step, times
+
+    def __call__(self, report: Report) -> None:
+        super().__call__(report)
+        if report.step == self.step:
+            for _ in range(self.times):
+                os.kill(os.getpid(), self.number)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_finishes_the_update_and_saves(tmp_path: Path, number: int) -> None:
+    before = signal.getsignal(number)
+    after = Recorder()
+    with Signals() as signals:
+        assert not signals.wanted()
+        trainer = small_trainer(
+            steps=12, callbacks=[Interrupt(number, 5), after], checkpoints=tmp_path, stop=signals.wanted
+        )
+        last = trainer.run()
+    assert signal.getsignal(number) is before
+    assert signals.received == number
+    assert last is not None
+    assert (trainer.step, last.step, after.reports[-1].step, after.closed) == (5, 5, 5, 1)
+    assert [path.name for path in checkpoint.all_in(tmp_path)] == ["step_000000005.pt"]
+    again = small_trainer(steps=12, checkpoints=tmp_path)
+    assert again.resume()
+    assert again.step == 5
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_exits_at_once(tmp_path: Path, number: int) -> None:
+    interrupt, after = Interrupt(number, 5, times=2), Recorder()
+    with Signals() as signals, pytest.raises(SystemExit) as caught:
+        small_trainer(steps=12, callbacks=[interrupt, after], checkpoints=tmp_path, stop=signals.wanted).run()
+    assert caught.value.code == 128 + number
+    assert [r.step for r in after.reports] == [1, 2, 3, 4], "not even the other callbacks were told"
+    assert (interrupt.closed, after.closed) == (1, 1)
+    assert not checkpoint.all_in(tmp_path)
+
+
+def test_signals_can_be_used_again() -> None:
+    signals = Signals()
+    with signals:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert signals.wanted()
+    with signals:
+        assert not signals.wanted(), "a signal of the last run must not stop this one"
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert signals.wanted()
