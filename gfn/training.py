@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gfn import checkpoint
 from gfn.evaluation import Evaluator
-from gfn.objectives import Objective
+from gfn.objectives import Learner
 from gfn.samplers import Sampler
 from gfn.schedules import Number, value_at
 from gfn.states import States
@@ -87,7 +87,7 @@ class Trainer(Generic[S]):
 
     def __init__(
         self,
-        objective: Objective[S],
+        objective: Learner[S],
         sampler: Sampler[S],
         *,
         steps: int = 1000,
@@ -152,7 +152,8 @@ class Trainer(Generic[S]):
         """One optimizer step, unless a number is not finite; returns the gradient's norm before clipping."""
         if not bool(loss.isfinite()):
             cause = _cause_of_loss(self.objective, batch)
-            raise NonFiniteError(f"the loss is {float(loss)} at step {self.step}: {cause}; parameters are untouched")
+            value = float(loss.detach())
+            raise NonFiniteError(f"the loss is {value} at step {self.step}: {cause}; parameters are untouched")
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         moving = [p for group in self.groups for p in group.parameters if p.grad is not None]
@@ -184,13 +185,12 @@ class Trainer(Generic[S]):
         evaluate = self.evaluator is not None and (self.step % self.evaluator.every == 0 or self.step == self.steps)
         found = self.evaluator.discovery.counts() if self.evaluator is not None else {}
         at = self.step - 1  # schedules count updates from zero
-        in_force = {**self.objective.divergence.at(at).settings(), **self.sampler.settings(at)}
         rates = {f"lr_{name}": rate for name, rate in self._rates(at).items()}
         return Report(
             step=self.step,
             steps=self.steps,
             trajectories=self.trajectories,
-            metrics={**{k: float(v) for k, v in metrics.items()}, **found, **in_force, **rates},
+            metrics={**{k: float(v) for k, v in metrics.items()}, **found, **self.sampler.settings(at), **rates},
             evaluation=self.evaluator(self.step) if evaluate and self.evaluator is not None else None,
         )
 
@@ -251,7 +251,7 @@ class Trainer(Generic[S]):
 
 
 @torch.no_grad()
-def _cause_of_loss(objective: Objective[S], batch: Trajectories[S]) -> str:
+def _cause_of_loss(objective: Learner[S], batch: Trajectories[S]) -> str:
     """The first thing found that a loss which is not finite can come from."""
     wrong = [name for name, p in objective.named_parameters() if not bool(p.isfinite().all())]
     if wrong:
@@ -265,7 +265,7 @@ def _cause_of_loss(objective: Objective[S], batch: Trajectories[S]) -> str:
     return "log P_F, log P_B and the parameters are finite, so it comes from log Z or the divergence"
 
 
-def _cause_of_gradient(objective: Objective[S]) -> str:
+def _cause_of_gradient(objective: Learner[S]) -> str:
     """Which parameters have a gradient that is not finite, or the largest one if their norm overflows."""
     gradients = {name: p.grad for name, p in objective.named_parameters() if p.grad is not None}
     bad = [name for name, gradient in gradients.items() if not bool(gradient.isfinite().all())]
