@@ -109,7 +109,8 @@ class Sparse:
         _require_rewards("Sparse", floor=self.floor)
 
     def __call__(self, coords: Tensor, side: int) -> Tensor:
-        return torch.where(self.is_mode(coords, side), 1.0, self.floor).double()
+        mode = self.is_mode(coords, side)
+        return mode.double().masked_fill(~mode, self.floor)
 
     def is_mode(self, coords: Tensor, side: int) -> Tensor:
         corner = ((coords == 1) | (coords == side - 2)).all(-1)

@@ -112,14 +112,6 @@ class Contract(Generic[S]):
                 before[rows],
             )
         self.require_same(
-            f"{name} to give the same answer whenever it is asked",
-            ask(before, everything),
-            kept,
-            "another answer the second time",
-            "keep nothing between calls, and draw nothing at random",
-            before,
-        )
-        self.require_same(
             f"{name} to leave its earlier answers alone",
             first,
             kept,
@@ -127,6 +119,23 @@ class Contract(Generic[S]):
             "return a new tensor each time, not a buffer that is used again",
             before,
         )
+        self.require_same(
+            f"{name} to give the same answer whenever it is asked",
+            ask(before, everything),
+            kept,
+            "another answer the second time",
+            "keep nothing between calls, and draw nothing at random",
+            before,
+        )
+
+    def require_tensor(
+        self, name: str, ask: Callable[[S], Tensor], states: S, shape: tuple[int, ...], *dtypes: torch.dtype
+    ) -> Tensor:
+        """Require that a method gives tensors of this form and is pure; its answer."""
+        answer = ask(copy.deepcopy(states))
+        self.require_form(name, answer, shape, *dtypes)
+        self.require_pure(name, lambda some, rows: ask(some), states)
+        return answer
 
     def require_form(self, name: str, value: Tensor, shape: tuple[int, ...], *dtypes: torch.dtype) -> None:
         """Require a tensor of this shape and one of these dtypes (none: any floating point)."""

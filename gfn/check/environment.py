@@ -8,9 +8,9 @@ import torch
 
 from gfn.check.contract import Contract
 from gfn.check.listing import check_listing, check_modes
-from gfn.check.rollouts import check_backward_rollout, check_forward_rollout, check_generator, check_log_reward
+from gfn.check.rollouts import check_backward_rollout, check_generator, check_log_reward
 from gfn.check.states import check_describe, check_predicates, check_reset, check_states, examine
-from gfn.check.transitions import check_backward_edges, check_forbidden, check_step, check_taken, walk
+from gfn.check.transitions import check_backward_edges, check_forbidden, check_step, check_taken, check_undo, walk
 from gfn.environment import Environment, as_discrete
 from gfn.policies import Policy, Uniform, UniformBackward
 from gfn.states import States, cat
@@ -59,8 +59,12 @@ def check_environment(
     examine(contract, discrete, start)
     with contract.clause("forward rollout"):
         actions = policy.distribution(start).sample(contract.generator)
+    with contract.clause("step"):
+        moved = env.step(start[torch.arange(n, device=env.device)], actions)
+    check_states(contract, moved)
     check_step(contract, start, actions)
-    check_states(contract, env.step(start, actions))
+    check_predicates(contract, moved)
+    examine(contract, discrete, moved)
 
     walked = walk(contract, discrete, policy, start)
     visited = cat([start, walked.after])[contract.some(n + len(walked.actions), VISITED * n)]
@@ -69,11 +73,12 @@ def check_environment(
     examine(contract, discrete, visited)
     check_step(contract, walked.before, walked.actions)
     if discrete is not None:
-        check_forbidden(contract, discrete, visited)
         check_taken(contract, discrete, walked)
+    check_undo(contract, walked)
+    if discrete is not None:
+        check_forbidden(contract, discrete, visited)
         check_backward_edges(contract, discrete, visited)
     check_log_reward(contract, walked.final)
-    check_forward_rollout(contract, policy, start)
     check_generator(contract, policy, n)
     check_backward_rollout(contract, policy, backward, walked)
     check_listing(contract, discrete, start, backward)
@@ -84,7 +89,8 @@ def check_environment(
 def _walkers(env: Environment[S], policy: Policy[S] | None, backward: Policy[S] | None) -> tuple[Policy[S], Policy[S]]:
     discrete = as_discrete(env)
     if discrete is not None:
-        return policy or Uniform(discrete.forward_mask), backward or UniformBackward(discrete)
+        policy = Uniform(discrete.forward_mask) if policy is None else policy
+        backward = UniformBackward(discrete) if backward is None else backward
     if policy is None or backward is None:
         raise TypeError(
             f"check_environment: {type(env).__name__} is no DiscreteEnvironment, so it has no uniform policies "

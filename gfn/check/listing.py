@@ -28,12 +28,14 @@ def check_listing(
     if listed is None or states is None:
         return
     _check_index(contract, listed, states, start)
-    for part in torch.arange(len(states), device=contract.env.device).split(CHUNK):
+    chunks = torch.arange(len(states), device=contract.env.device).split(CHUNK)
+    for part in chunks:
         check_predicates(contract, states[part])
         examine(contract, discrete, states[part])
-        if discrete is not None:
-            check_backward_edges(contract, discrete, states[part])
     entering = _check_edges(contract, listed, states)
+    if discrete is not None:
+        for part in chunks:
+            check_backward_edges(contract, discrete, states[part])
     _check_entering(contract, discrete, states, entering)
     _check_longest(contract)
     if discrete is None:
@@ -54,12 +56,9 @@ def _all_states(contract: Contract[S], listed: Enumerable[S]) -> S | None:
 def _check_index(contract: Contract[S], listed: Enumerable[S], states: S, start: S) -> None:
     n, hint = len(states), "index must give each state its place in enumerate, which lists each state once"
     with contract.clause("index"):
-        place = listed.index(states)
-        contract.require_form("index", place, (n,), torch.long)
+        place = contract.require_tensor("index", listed.index, states, (n,), torch.long)
         right = place == torch.arange(n, device=place.device)
         contract.require(right, "index(enumerate()) to be 0 … n−1", "another number", hint, states)
-        some = states[contract.some(n, CHUNK)]
-        contract.require_pure("index", lambda asked, rows: listed.index(asked), some)
     with contract.clause("enumerate"):
         hint = "list every state that reset can give and steps can lead to"
         _require_listed(contract, listed, states, start, hint)
@@ -156,9 +155,12 @@ def check_modes(contract: Contract[S], final: S) -> None:
         contract.require(
             set(labels) == set(counts), f"modes by the definitions {sorted(counts)}", str(sorted(labels)), hint
         )
-        for name, label in labels.items():
-            contract.require_form(f"modes[{name}]", label, (len(final),), torch.long)
-            contract.require(label >= -1, f"labels of {name} from -1 on", str(int(label.min())), hint, final)
-            contract.require_pure(f"modes[{name}]", lambda states, rows, name=name: modal.modes(states)[name], final)
-            found = len(label[label >= 0].unique())
-            contract.require(found <= counts[name], f"{counts[name]} modes by {name} at most", str(found), hint)
+        for name, count in counts.items():
+
+            def label(states: S, name: str = name) -> Tensor:
+                return modal.modes(states)[name]
+
+            given = contract.require_tensor(f"modes[{name}]", label, final, (len(final),), torch.long)
+            contract.require(given >= -1, f"labels of {name} from -1 on", str(int(given.min())), hint, final)
+            found = len(given[given >= 0].unique())
+            contract.require(found <= count, f"{count} modes by {name} at most", str(found), hint)

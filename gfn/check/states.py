@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TypeVar
 
 import torch
@@ -41,21 +40,21 @@ def _is_batch(value: object) -> bool:
 def check_states(contract: Contract[S], states: S) -> None:
     """Indexing, ``cat`` and ``to`` keep rows whole and in order."""
     n = len(states)
-    rows = torch.arange(n, device=contract.env.device)
     with contract.clause("states"):
         twice = cat([states, states])
         contract.require(len(twice) == 2 * n, f"cat to give {2 * n} states", str(len(twice)), "join along dimension 0")
         hint = "each index must select the same rows of every field"
         for name, value in (
-            ("cat([s, s])[n:] to be s", twice[rows + n]),
-            ("s[bool] to select rows", twice[torch.arange(2 * n, device=rows.device) < n]),
             ("s[a:b] to select rows", twice[n : 2 * n]),
+            ("s[bool] to select rows", twice[torch.arange(2 * n, device=contract.env.device) < n]),
+            ("cat([s[:1], s[1:]]) to be s", cat([states[:1], states[1:]])),
             ("s.to(device) to keep states", states.to(contract.env.device)),
         ):
             contract.require_same(name, value, states, "other states", hint, states)
-        order = rows.flip(0)
-        contract.require_same("s[order][order] to be s", states[order][order], states, "other states", hint, states)
-        contract.require(len(states[rows[:0]]) == 0, "an empty index to give no states", "some", hint)
+        order = contract.some(n, 8)
+        one_by_one = cat([states[i : i + 1] for i in order.tolist()])
+        contract.require_same("s[order] to select rows", states[order], one_by_one, "other states", hint, one_by_one)
+        contract.require(len(states[order[:0]]) == 0, "an empty index to give no states", "some", hint)
 
 
 def check_describe(contract: Contract[S], states: S) -> None:
@@ -79,8 +78,7 @@ def check_predicates(contract: Contract[S], states: S) -> None:
     env, n = contract.env, len(states)
     for name, ask in (("is_initial", env.is_initial), ("is_terminal", env.is_terminal)):
         with contract.clause(name):
-            contract.require_form(name, ask(states), (n,), torch.bool)
-            contract.require_pure(name, _of_states(ask), states)
+            contract.require_tensor(name, ask, states, (n,), torch.bool)
 
 
 def examine(contract: Contract[S], discrete: DiscreteEnvironment[S] | None, states: S) -> None:
@@ -89,21 +87,18 @@ def examine(contract: Contract[S], discrete: DiscreteEnvironment[S] | None, stat
         return
     check_masks(contract, discrete, states)
     with contract.clause("encode"):
-        features = discrete.encode(states)
-        contract.require_form("encode", features, (len(states), discrete.n_features))
+        features = contract.require_tensor("encode", discrete.encode, states, (len(states), discrete.n_features))
         hint = "scale features, and keep logarithms and divisions away from zero"
         contract.require(features.isfinite().all(1), "finite features", "NaN or infinity", hint, states)
-        contract.require_pure("encode", _of_states(discrete.encode), states)
 
 
 def check_masks(contract: Contract[S], env: DiscreteEnvironment[S], states: S) -> None:
     """Masks are pure and boolean: no dead ends, nothing after the end, nothing before the start."""
     live, initial = ~env.is_terminal(states), env.is_initial(states)
     with contract.clause("masks"):
-        for name, mask in (("forward_mask", env.forward_mask), ("backward_mask", env.backward_mask)):
-            contract.require_form(name, mask(states), (len(states), env.n_actions), torch.bool)
-            contract.require_pure(name, _of_states(mask), states)
-        forward, backward = env.forward_mask(states).any(1), env.backward_mask(states).any(1)
+        shape = (len(states), env.n_actions)
+        forward = contract.require_tensor("forward_mask", env.forward_mask, states, shape, torch.bool).any(1)
+        backward = contract.require_tensor("backward_mask", env.backward_mask, states, shape, torch.bool).any(1)
         hint = "allow an action there, or make is_terminal true"
         contract.require(forward | ~live, "forward_mask to allow an action while not terminal", "none", hint, states)
         hint = "nothing leads into an initial state: its row must be all False"
@@ -115,7 +110,3 @@ def check_masks(contract: Contract[S], env: DiscreteEnvironment[S], states: S) -
     with contract.clause("terminal"):
         hint = "the row of a terminal state must be all False"
         contract.require(~(forward & ~live), "no forward action in a terminal state", "one", hint, states)
-
-
-def _of_states(function: Callable[[S], Tensor]) -> Callable[[S, Tensor], Tensor]:
-    return lambda states, rows: function(states)

@@ -55,17 +55,15 @@ def walk(contract: Contract[S], discrete: DiscreteEnvironment[S] | None, policy:
             break
     with contract.clause("max_steps"):
         hint = "raise max_steps to the longest trajectory there can be, or end this one"
-        contract.require(torch.zeros(len(live), dtype=torch.bool), f"an end within {limit} steps", "none", hint, live)
+        contract.require(len(live) == 0, f"an end within {limit} steps", "none", hint, live)
     ends = cat(after)
     return Walk(cat(before), torch.cat(actions), ends, ends[env.is_terminal(ends)])
 
 
 def _check_live(contract: Contract[S], env: DiscreteEnvironment[S], live: S) -> None:
     with contract.clause("masks"):
-        mask = env.forward_mask(live)
-        contract.require_form("forward_mask", mask, (len(live), env.n_actions), torch.bool)
-        hint = "allow an action there, or make is_terminal true"
-        contract.require(mask.any(1), "forward_mask to allow an action while not terminal", "none", hint, live)
+        some, hint = env.forward_mask(live).any(1), "allow an action there, or make is_terminal true"
+        contract.require(some, "forward_mask to allow an action while not terminal", "none", hint, live)
 
 
 def _draw(contract: Contract[S], policy: Policy[S], live: S, patient: Tensor) -> Tensor:
@@ -85,19 +83,24 @@ def _draw(contract: Contract[S], policy: Policy[S], live: S, patient: Tensor) ->
 
 
 def check_step(contract: Contract[S], before: S, actions: Tensor) -> None:
-    """``step`` and ``undo`` are pure, and each undoes the other."""
+    """``step`` is pure and gives states of the same form."""
     env = contract.env
     with contract.clause("step"):
-        contract.require_pure("step", lambda states, rows: env.step(states, actions[rows]), before)
-        after = env.step(before, actions)
+        after = env.step(copy.deepcopy(before), actions)
         hint = "step must return a batch like the one it is given, field by field, one row for each"
         contract.require(form(after) == form(before), f"step to give {form(before)}", form(after), hint)
         contract.require(len(after) == len(before), f"step to give {len(before)} states", f"{len(after)}", hint)
+        contract.require_pure("step", lambda states, rows: env.step(states, actions[rows]), before)
+
+
+def check_undo(contract: Contract[S], walked: Walk[S]) -> None:
+    """``undo`` is pure and takes back what ``step`` did."""
+    env = contract.env
     with contract.clause("undo"):
+        contract.require_pure("undo", lambda states, rows: env.undo(states, walked.actions[rows]), walked.after)
         hint = "undo must take back exactly what step did, and restore every field"
-        back = env.undo(after, actions)
-        contract.require_same("undo(step(s, a), a) to be s", back, before, "another state", hint, before)
-        contract.require_pure("undo", lambda states, rows: env.undo(states, actions[rows]), after)
+        back = env.undo(walked.after, walked.actions)
+        contract.require_same("undo(step(s, a), a) to be s", back, walked.before, "another state", hint, walked.before)
 
 
 def check_forbidden(contract: Contract[S], env: DiscreteEnvironment[S], visited: S) -> None:
@@ -110,7 +113,7 @@ def check_forbidden(contract: Contract[S], env: DiscreteEnvironment[S], visited:
             for row, action in zip(rows[some].split(1), actions[some].split(1), strict=True):
                 _require_refusal(contract, visited[row], action)
         live = mask.any(1).nonzero().squeeze(1)
-        among = (~mask[live]).nonzero()[:1]
+        among = (~mask[live]).nonzero()[-1:]
         mixed = mask[live].int().argmax(1)
         mixed[among[:, 0]] = among[:, 1]
         if len(among):
@@ -118,13 +121,16 @@ def check_forbidden(contract: Contract[S], env: DiscreteEnvironment[S], visited:
 
 
 def _require_refusal(contract: Contract[S], states: S, actions: Tensor) -> None:
+    expected = f"a ValueError from step for a forbidden action (among {actions[:8].tolist()})"
+    hint = "raise ValueError if any action of the batch is forbidden; never make another action of it"
     try:
         came = contract.env.step(states, actions)
     except ValueError:
         return
-    hint = "raise ValueError if any action of the batch is forbidden; never make another action of it"
-    action = f"a ValueError from step for a forbidden action (among {actions[:8].tolist()})"
-    contract.require(torch.zeros(len(came), dtype=torch.bool), action, "the state", hint, states, came)
+    except Exception as error:
+        contract.require(False, expected, f"{type(error).__name__}: {error}", hint, states)
+    else:
+        contract.require(torch.zeros(len(came), dtype=torch.bool), expected, "the state", hint, states, came)
 
 
 def check_backward_edges(contract: Contract[S], env: DiscreteEnvironment[S], states: S) -> None:
