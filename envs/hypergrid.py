@@ -178,6 +178,7 @@ class Hypergrid(DiscreteEnvironment[GridStates]):
         self.n_actions = ndim + 1
         self.n_features = ndim * side
         self.max_steps = ndim * (side - 1) + 1
+        self.stop_action = ndim
         self._place = side ** torch.arange(ndim).flip(0)
 
     def reset(self, n: int, generator: torch.Generator | None = None) -> GridStates:
@@ -222,6 +223,10 @@ class Hypergrid(DiscreteEnvironment[GridStates]):
     def encode(self, states: GridStates) -> Tensor:
         """One-hot coordinates, ``[N, D·H]``."""
         return one_hot(states.coords, self.side).flatten(1).to(torch.get_default_dtype())
+
+    def log_potential(self, states: GridStates) -> Tensor:
+        """log R of the grid point of any state, stopped or not, float64 ``[N]``."""
+        return self.log_reward(states)
 
     def log_reward(self, states: GridStates) -> Tensor:
         """log R, float64 ``[N]``; raises RewardError for a negative reward, naming the state."""

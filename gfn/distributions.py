@@ -68,6 +68,11 @@ class MaskedCategorical:
         """Log-probability of every action, −inf where it is not allowed, ``[N, A]``."""
         return self.logits.masked_fill(~self.mask, -math.inf).log_softmax(-1)
 
+    @property
+    def log_total(self) -> Tensor:
+        """Log of the sum of exp(logits) over the allowed actions, ``[N]``."""
+        return self.logits.masked_fill(~self.mask, -math.inf).logsumexp(-1)
+
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
         # Exponential race: argmax of log p − log Exp(1) is a draw from p, without sorting or cumulating.
         log_probs = self.log_probs.detach()

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gfn import exact, metrics
 from gfn.environment import Environment, as_enumerable, as_multimodal
-from gfn.objectives import Objective
+from gfn.objectives import Learner
 from gfn.sampling import rollout
 from gfn.states import States
 from gfn.trajectories import Trajectories
@@ -64,7 +64,7 @@ class Evaluator(Generic[S]):
     def __init__(
         self,
         env: Environment[S],
-        objective: Objective[S],
+        objective: Learner[S],
         every: int = 100,
         n_samples: int = 256,
         exact: bool = True,
@@ -102,7 +102,7 @@ class Evaluator(Generic[S]):
             "importance_ess": metrics.effective_sample_size(log_weight),
             "log_reward_mean": float(t.log_reward.mean()),
             "length_mean": float(t.lengths.double().mean()),
-            "log_z": float(self.objective.partition(scores, self.objective.divergence.at(step)).mean()),
+            "log_z": float(self.objective.log_z(scores, step).mean()),
         }
 
     def _exact(self, graph: exact.StateGraph[S], log_z: float, generator: torch.Generator) -> dict[str, float]:

@@ -1,6 +1,12 @@
 """Objective = balance ∘ divergence ∘ partition, three independent pieces."""
 
-from gfn.objectives.balance import Scores, trajectory_balance
+from gfn.objectives.balance import (
+    Scores,
+    detailed_balance,
+    flow_matching,
+    sub_trajectory_balance,
+    trajectory_balance,
+)
 from gfn.objectives.derived import Clipped, FromGenerator, FromLoss, Tempered
 from gfn.objectives.divergence import (
     Alpha,
@@ -11,9 +17,10 @@ from gfn.objectives.divergence import (
     PearsonChi2,
     ReverseKL,
 )
+from gfn.objectives.learner import Learner, ParameterGroup
 from gfn.objectives.members import Huber, Jeffreys, JensenShannon, LogCosh, ShiftedCosh, TotalVariation
-from gfn.objectives.objective import Objective, ParameterGroup
-from gfn.objectives.partition import ConditionalLogZ, DevGrad, ExactLogZ, LearnedLogZ, Partition
+from gfn.objectives.objective import Objective
+from gfn.objectives.partition import ConditionalLogZ, DevGrad, ExactLogZ, FlowLogZ, LearnedLogZ, Partition
 
 __all__ = [
     "Alpha",
@@ -22,6 +29,7 @@ __all__ = [
     "DevGrad",
     "Divergence",
     "ExactLogZ",
+    "FlowLogZ",
     "ForwardKL",
     "FromGenerator",
     "FromLoss",
@@ -30,6 +38,7 @@ __all__ = [
     "Jeffreys",
     "JensenShannon",
     "LearnedLogZ",
+    "Learner",
     "LogCosh",
     "NeymanChi2",
     "Objective",
@@ -41,5 +50,8 @@ __all__ = [
     "ShiftedCosh",
     "Tempered",
     "TotalVariation",
+    "detailed_balance",
+    "flow_matching",
+    "sub_trajectory_balance",
     "trajectory_balance",
 ]

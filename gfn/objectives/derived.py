@@ -59,6 +59,9 @@ class Clipped(Divergence):
     def at(self, step: int) -> Clipped:
         return Clipped(self.divergence.at(step), self.threshold)
 
+    def fitted(self, excess: Tensor, group: Tensor) -> Clipped:
+        return Clipped(self.divergence.fitted(excess, group), self.threshold)
+
     def settings(self) -> dict[str, float]:
         return self.divergence.settings()
 
@@ -100,6 +103,9 @@ class Tempered(Divergence):
 
     def at(self, step: int) -> Tempered:
         return Tempered(self.divergence.at(step), value_at(self.beta, step))
+
+    def fitted(self, excess: Tensor, group: Tensor) -> Tempered:
+        return Tempered(self.divergence.fitted(self._beta * excess, group), self.beta)
 
     def settings(self) -> dict[str, float]:
         return {**self.divergence.settings(), "beta": self._beta}

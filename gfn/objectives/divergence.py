@@ -20,6 +20,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from gfn.objectives.groups import tabulated
 from gfn.schedules import Number, Schedule, value_at
 
 EXPONENT_LIMIT = 30.0  # e³⁰ ≈ 1e13, whose square (in Adam, in a gradient norm) is still far from float32's maximum
@@ -53,6 +54,10 @@ class Divergence(ABC):
 
     def at(self, step: int) -> Divergence:
         """The divergence in force at a training step, schedules resolved."""
+        return self
+
+    def fitted(self, excess: Tensor, group: Tensor) -> Divergence:
+        """The divergence in force for a batch: Δ up to log Z, ``[B]``, in groups ``[B]``; most look at neither."""
         return self
 
     def settings(self) -> dict[str, float]:
@@ -107,11 +112,24 @@ class Alpha(Divergence):
 
     f(u) = (u^α − αu + α − 1) / (α(α − 1)); L'(Δ) = (e^{(α−1)Δ} − 1)/(α − 1). The only family for
     which a wrong log Z rescales the on-policy gradient and does not turn it.
+
+    Args:
+        alpha: the dial.
+        min_ess: if positive, each batch takes the α nearest to ``alpha``, on the way to 1, whose weights
+            e^{(α−1)Δ} keep an effective sample size of at least this fraction of their group (mean over
+            groups): tempering by as much as the batch needs. The gradient is then not that of one fixed
+            divergence, and the minimiser stays (f-TB; α = 1 has equal weights).
+
+    Raises:
+        ValueError: if ``alpha`` is not finite, or ``min_ess`` lies outside [0, 1].
     """
 
     alpha: Number = 1.0
+    min_ess: float = 0.0
 
     def __post_init__(self) -> None:
+        if not 0 <= self.min_ess <= 1:
+            raise ValueError(f"Alpha: min_ess must lie in [0, 1], got {self.min_ess}")
         if not isinstance(self.alpha, Schedule) and not math.isfinite(self.alpha):
             raise ValueError(f"Alpha: alpha must be a finite number, got {self.alpha}")
 
@@ -150,7 +168,26 @@ class Alpha(Divergence):
         return self._order * delta > EXPONENT_LIMIT
 
     def at(self, step: int) -> Alpha:
-        return Alpha(value_at(self.alpha, step))
+        return Alpha(value_at(self.alpha, step), self.min_ess)
+
+    def fitted(self, excess: Tensor, group: Tensor) -> Alpha:
+        if self.min_ess == 0 or self._order == 0:
+            return self
+        table = tabulated(excess.double(), group, math.nan)
+        size = (~table.isnan()).sum(-1)
+
+        def ess(order: float) -> float:
+            log_weight = (order * table).nan_to_num(-math.inf, math.inf, -math.inf)
+            log_ess = 2 * log_weight.logsumexp(-1) - (2 * log_weight).logsumexp(-1)
+            return float((log_ess.exp() / size).mean())
+
+        if ess(self._order) >= self.min_ess:
+            return self
+        low, high = 0.0, 1.0  # shares of the way from 1 to alpha; the effective sample size falls along it
+        for _ in range(50):
+            middle = (low + high) / 2
+            low, high = (middle, high) if ess(middle * self._order) >= self.min_ess else (low, middle)
+        return Alpha(1 + low * self._order)
 
     def settings(self) -> dict[str, float]:
         return {"alpha": self._alpha}

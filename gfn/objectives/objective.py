@@ -2,42 +2,45 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from dataclasses import replace
+from typing import Literal, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from gfn.environment import RewardError
+from gfn.flows import Flow
 from gfn.objectives.balance import LOG_OF_ZERO, Balance, Scores, trajectory_balance
 from gfn.objectives.divergence import Divergence
+from gfn.objectives.learner import Learner, ParameterGroup, Reported, split_groups
 from gfn.objectives.partition import Partition
 from gfn.policies import Policy
-from gfn.schedules import Number
+from gfn.schedules import Number, value_at
 from gfn.states import States
 from gfn.trajectories import Trajectories
 
 S = TypeVar("S", bound=States)
 
 
-@dataclass(frozen=True)
-class ParameterGroup:
-    """Parameters that share a learning rate; ``lr=None`` takes the trainer's."""
-
-    name: str
-    parameters: tuple[nn.Parameter, ...]
-    lr: Number | None
-
-
-class Objective(nn.Module, Generic[S]):
-    """Loss of a batch of trajectories, always rescored with the current policies.
+class Objective(Learner[S]):
+    """Loss of a batch of trajectories under a balance condition, a divergence and a source of log Z.
 
     Args:
         policy: P_F.
         backward: P_B.
-        balance: from scores and log Z to residuals Δ (model minus target) and weights.
         divergence: which f-divergence; its loss of Δ.
         partition: where log Z comes from.
+        balance: from scores and log Z to residuals Δ (model minus target) and weights.
+        flow: state flows, for balances that need them.
+        backward_loss: how P_B learns, if it does: through the ``balance``, or by ``likelihood`` of the
+            trajectories trained on, held constant in the balance (Jang et al. 2024, arXiv:2410.15184).
+        importance: exponent λ of the weights (P_F(τ)/μ(τ))^λ of trajectories sampled by another policy
+            μ; 0 trusts the balance alone, 1 restores the on-policy gradient at the price of variance.
+        importance_limit: largest such weight, as a multiple of the group's mean.
+        backward_lr, flow_lr: learning rates of their own; None takes the trainer's.
+
+    Raises:
+        ValueError: if the balance needs flows that are not given, or ``backward_loss`` is none of the two.
     """
 
     def __init__(
@@ -47,57 +50,95 @@ class Objective(nn.Module, Generic[S]):
         divergence: Divergence,
         partition: Partition,
         balance: Balance = trajectory_balance,
+        flow: Flow[S] | None = None,
+        backward_loss: Literal["balance", "likelihood"] = "balance",
+        importance: Number = 0.0,
+        importance_limit: float = 10.0,
+        backward_lr: Number | None = None,
+        flow_lr: Number | None = None,
     ):
-        super().__init__()
-        self.policy, self.backward_policy = policy, backward
-        self.divergence, self.partition, self.balance = divergence, partition, balance
+        super().__init__(policy, backward)
+        if backward_loss not in ("balance", "likelihood"):
+            raise ValueError(f"Objective: backward_loss must be balance or likelihood, got {backward_loss!r}")
+        self.divergence, self.partition, self.balance, self.flow = divergence, partition, balance, flow
+        self.backward_loss, self.importance, self.importance_limit = backward_loss, importance, importance_limit
+        self.backward_lr, self.flow_lr = backward_lr, flow_lr
+        _require_inputs(balance, partition, flow)
 
     def scores(self, t: Trajectories[S]) -> Scores:
-        """Current log-probabilities of every step."""
-        return Scores(
-            log_pf=t.pad(self.policy.log_prob(t)),
-            log_pb=t.pad(self.backward_policy.log_prob_backward(t)),
-            mask=t.mask,
-            log_reward=t.log_reward.clamp(min=LOG_OF_ZERO),
-            group=t.group,
-            initial=t.initial,
-        )
+        scores = super().scores(t)
+        if self.flow is None:
+            return scores
+        inner = t.pad(self.flow(t.sources))
+        log_flow = torch.cat([inner, inner.new_zeros(len(t), 1)], 1)
+        log_flow = log_flow.scatter(1, t.lengths.unsqueeze(1), scores.log_reward.to(inner.dtype).unsqueeze(1))
+        log_inflow = t.pad(self.flow.inflow(t.targets)) if self.flow.on_edges else None
+        return replace(scores, log_flow=log_flow, log_inflow=log_inflow)
 
-    def forward(self, t: Trajectories[S], step: int = 0) -> tuple[Tensor, dict[str, float | Tensor]]:
-        """Loss of a batch at a training step, and a report of detached scalars.
+    def loss(self, scores: Scores, step: int) -> tuple[Tensor, Reported]:
+        """Loss of scored trajectories at a training step, and a report of detached numbers.
 
         Raises:
             RewardError: if a trajectory has reward zero and the divergence's slope is unbounded there.
         """
-        divergence = self.divergence.at(step)
-        scores = self.scores(t)
+        scores = self._weighted(scores, step)
+        divergence = self.divergence.at(step).fitted(scores.excess.detach(), scores.group)
+        zero_reward = scores.log_reward <= LOG_OF_ZERO
+        if bool(zero_reward.any()):
+            _require_bounded(divergence, int(zero_reward.sum()), len(zero_reward))
+        likelihood = scores.log_pb.double().sum(1)
+        if self.backward_loss == "likelihood":
+            scores = replace(scores, log_pb=scores.log_pb.detach())
         log_z = self.partition(scores, divergence)
         residual, weight = self.balance(scores, log_z)
-        zero_reward = t.log_reward == -torch.inf
-        if bool(zero_reward.any()):
-            _require_bounded(divergence, int(zero_reward.sum()), len(t))
-        weight = weight / len(t)
+        weight = weight * scores.weight.reshape(-1, *[1] * (weight.ndim - 1)) / len(weight)
         loss = coefficient_loss(divergence, residual, weight)
-        return loss, {
+        report: Reported = {
             "loss": loss.detach(),
-            "log_reward": t.log_reward.mean(),
-            "length": t.lengths.double().mean(),
+            "log_reward": scores.log_reward.mean(),
+            "length": scores.mask.sum(1).double().mean(),
             "zero_reward": zero_reward.double().mean(),
             **diagnose(divergence, residual.detach(), weight, log_z.detach()),
+            **divergence.settings(),
         }
+        if self.backward_loss == "likelihood":
+            loss = loss - likelihood.mean()
+            report["log_pb"] = likelihood.detach().mean()
+        return loss, report
+
+    def log_z(self, scores: Scores, step: int) -> Tensor:
+        """The partition's log Z of each trajectory's initial state, ``[B]``."""
+        return self.partition(scores, self.divergence.at(step).fitted(scores.excess, scores.group))
+
+    def _weighted(self, scores: Scores, step: int) -> Scores:
+        """Scores with truncated, self-normalised importance weights in the place of ones."""
+        exponent = value_at(self.importance, step)
+        if exponent == 0:
+            return scores
+        log_ratio = exponent * (scores.log_pf.detach().double().sum(1) - scores.log_behaviour)
+        _, group = scores.group.unique(return_inverse=True)
+        count = torch.bincount(group).double()
+        peak = torch.full_like(count, -torch.inf).scatter_reduce(0, group, log_ratio, "amax")
+        raw = (log_ratio - peak[group]).exp()
+        mean = torch.zeros_like(count).index_add(0, group, raw) / count
+        weight = (raw / mean[group]).clamp(max=self.importance_limit)
+        return replace(scores, weight=weight * (count / torch.zeros_like(count).index_add(0, group, weight))[group])
 
     def parameter_groups(self) -> list[ParameterGroup]:
-        """Trainable parameters, each once; those of log Z alone stand apart if it has its own rate."""
-        policies = {id(p) for module in (self.policy, self.backward_policy) for p in module.parameters()}
-        apart = self.partition.lr is not None
-        own = tuple(p for p in _trainable(self.partition) if apart and id(p) not in policies)
-        rest = tuple(p for p in _trainable(self) if id(p) not in {id(q) for q in own})
-        groups = [ParameterGroup("policy", rest, None), ParameterGroup("log_z", own, self.partition.lr)]
-        return [group for group in groups if group.parameters]
+        """Parameters of the policies, and apart those of P_B, of the flow and of log Z that have their own rates."""
+        apart = {"backward": (self.backward_policy, self.backward_lr), "log_z": (self.partition, self.partition.lr)}
+        return split_groups(self, apart if self.flow is None else {**apart, "flow": (self.flow, self.flow_lr)})
 
 
-def _trainable(module: nn.Module) -> tuple[nn.Parameter, ...]:
-    return tuple(p for p in module.parameters() if p.requires_grad)
+def _require_inputs(balance: Balance, partition: Partition, flow: Flow[S] | None) -> None:
+    """Try the balance and the partition on one made-up step, so that what they miss is told before training."""
+    one, kept = torch.zeros(1, 1), torch.ones(1, dtype=torch.long)
+    flows = None if flow is None else torch.zeros(1, 2)
+    edges = one if flow is not None and flow.on_edges else None
+    nothing = torch.zeros(1)
+    scores = Scores(one, one, one == 0, nothing, kept, None, nothing, nothing + 1, flows, edges)
+    partition.require(scores)
+    balance(scores, nothing)
 
 
 def _require_bounded(divergence: Divergence, zeros: int, total: int) -> None:

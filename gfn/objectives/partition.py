@@ -15,6 +15,7 @@ from gfn import exact
 from gfn.environment import Enumerable
 from gfn.objectives.balance import LOG_OF_ZERO, Scores
 from gfn.objectives.divergence import Divergence
+from gfn.objectives.groups import places
 from gfn.schedules import Number
 
 
@@ -33,6 +34,9 @@ class Partition(nn.Module, ABC):
 
     def check_group_size(self, size: int, divergence: Divergence) -> None:
         """Raise ValueError if groups of ``size`` trajectories cannot be normalised this way."""
+
+    def require(self, scores: Scores) -> None:
+        """Raise ValueError if something it needs is not among the scores."""
 
 
 class LearnedLogZ(Partition):
@@ -112,24 +116,14 @@ class DevGrad(Partition):
             )
 
     def forward(self, scores: Scores, divergence: Divergence) -> Tensor:
-        excess, place, size = scores.excess.detach(), *_places(scores.group)
+        excess, place, size = scores.excess.detach(), *places(scores.group)
         if int(size.min()) < 2:
             self.check_group_size(int(size.min()), divergence)
         delta = excess.new_zeros(len(size), int(size.max())).index_put(place, excess)
-        weight = torch.zeros_like(delta).index_put(place, (1 / size.double())[place[0]])
+        weight = torch.zeros_like(delta).index_put(place, scores.weight.double() / size[place[0]])
         if not self.leave_one_out:
             return -divergence.centre(delta, weight)[place[0]]
         return -_centre_of_others(divergence.centre, delta, weight)[place]
-
-
-def _places(group: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor]:
-    """Row and column of each trajectory in a table with one group a row, and the size of each group."""
-    _, row = group.unique(return_inverse=True)
-    size = torch.bincount(row)
-    order = row.argsort(stable=True)
-    column = torch.empty_like(row)
-    column[order] = torch.arange(len(row), device=row.device) - (size.cumsum(0) - size)[row[order]]
-    return (row, column), size
 
 
 def _centre_of_others(centre: Callable[[Tensor, Tensor], Tensor], delta: Tensor, weight: Tensor) -> Tensor:
@@ -140,6 +134,22 @@ def _centre_of_others(centre: Callable[[Tensor, Tensor], Tensor], delta: Tensor,
         others[:, k] = 0
         columns.append(centre(delta, others / others.sum(-1, keepdim=True)))
     return torch.stack(columns, 1)
+
+
+class FlowLogZ(Partition):
+    """The flow of the initial state, for balances with state flows."""
+
+    def require(self, scores: Scores) -> None:
+        self._flow(scores)
+
+    @staticmethod
+    def _flow(scores: Scores) -> Tensor:
+        if scores.log_flow is None:
+            raise ValueError("FlowLogZ needs state flows: use flow=mlp, or partition=learned which needs none")
+        return scores.log_flow
+
+    def forward(self, scores: Scores, divergence: Divergence) -> Tensor:
+        return self._flow(scores)[:, 0].double()
 
 
 class ExactLogZ(Partition):
