@@ -108,6 +108,10 @@ class RaggedCategorical:
     rows: Tensor
     n: int
 
+    def __post_init__(self) -> None:
+        if not bool((self.rows[1:] >= self.rows[:-1]).all()):
+            raise ValueError("RaggedCategorical: list the actions row by row, so that rows ascend")
+
     @cached_property
     def _count(self) -> Tensor:
         return torch.bincount(self.rows, minlength=self.n)
@@ -194,7 +198,7 @@ class Sequential:
 
 @dataclass(frozen=True)
 class Gaussian:
-    """Diagonal Gaussian over ``[N, D]``; a row whose standard deviations are all zero is a point mass.
+    """Diagonal Gaussian over ``[N, D]``; a coordinate whose standard deviation is zero is certain.
 
     Attributes:
         mean: float ``[N, D]``.
@@ -209,12 +213,12 @@ class Gaussian:
         return (self.mean + self.std * noise).detach()
 
     def log_prob(self, actions: Tensor) -> Tensor:
-        """Log-density ``[N]``, with respect to the counting measure (so 0) for a point mass."""
-        point = (self.std == 0).all(-1)
-        std = self.std.masked_fill(point.unsqueeze(-1), 1.0)
+        """Log-density ``[N]``; a certain coordinate counts as 0 (rounding makes its action differ from the mean)."""
+        certain = self.std == 0
+        std = self.std.masked_fill(certain, 1.0)
         z = (actions - self.mean) / std
-        density = -(0.5 * z.square() + std.log() + 0.5 * math.log(2 * math.pi)).sum(-1)
-        return density.masked_fill(point, 0.0)
+        density = -(0.5 * z.square() + std.log() + 0.5 * math.log(2 * math.pi))
+        return density.masked_fill(certain, 0.0).sum(-1)
 
     def __getitem__(self, rows: Tensor) -> Gaussian:
         return Gaussian(self.mean[rows], self.std[rows])
@@ -226,7 +230,7 @@ class Gaussian:
         return Gaussian(self.mean, self.std * math.sqrt(temperature))
 
     def noisier(self, extra_std: float) -> Gaussian:
-        """Independent Gaussian noise added to every row that is not a point mass."""
+        """Independent Gaussian noise added to every coordinate that is not certain."""
         return Gaussian(self.mean, (self.std.square() + extra_std**2).sqrt() * (self.std > 0))
 
 
@@ -260,11 +264,15 @@ class Certain:
 
 @dataclass(frozen=True)
 class Mixture:
-    """Each row follows ``second`` with probability ``weight`` and ``first`` otherwise."""
+    """Each row follows ``second`` with probability ``weight``, in (0, 1), and ``first`` otherwise."""
 
     first: ActionDistribution
     second: ActionDistribution
     weight: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.weight < 1:
+            raise ValueError(f"Mixture: weight must lie strictly between 0 and 1, got {self.weight}")
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
         first, second = self.first.sample(generator), self.second.sample(generator)

@@ -92,7 +92,7 @@ class Exponential(Schedule):
 
     def __post_init__(self) -> None:
         _require_steps(self, self.steps)
-        if self.start * self.end <= 0:
+        if not self.start * self.end > 0:
             raise ValueError(
                 f"Exponential: start and end must be non-zero and of one sign, got {self.start} and {self.end}; "
                 "use Linear to reach or cross zero"
