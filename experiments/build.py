@@ -182,9 +182,9 @@ def build_parts(config: Mapping[str, Any]) -> dict[str, Any]:
                 part = part.to(config["device"])
             parts[stage] = part
     try:
-        parts["partition"].check_group_size(parts["sampler"].group_size, parts["divergence"].at(0))
+        parts["objective"].check_group_size(parts["sampler"].group_size)
     except ValueError as error:
-        raise ConfigError([f"partition: {error}"]) from error
+        raise ConfigError([f"objective: {error}"]) from error
     return parts
 
 

@@ -96,6 +96,6 @@ def scores(excess: Tensor, group: Tensor | None = None, log_reward: Tensor | Non
         log_reward=log_reward,
         group=torch.zeros(len(excess), dtype=torch.long) if group is None else group,
         initial=None,
-        log_behaviour=torch.zeros_like(excess),
+        log_behaviour=torch.zeros_like(excess).unsqueeze(1),
         weight=torch.ones_like(excess),
     )

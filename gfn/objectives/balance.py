@@ -29,7 +29,7 @@ class Scores:
         log_reward: log R of each final state, LOG_OF_ZERO for a reward of zero, ``[B]``.
         group: trajectories that share an initial state, long ``[B]``.
         initial: the initial states, B of them.
-        log_behaviour: log-probability of each trajectory when it was sampled, ``[B]``.
+        log_behaviour: log-probability of each step when it was sampled, ``[B, T]``, zero after the end.
         weight: importance of each trajectory, mean one in each group, ``[B]``.
         log_flow: log F of each state, log R at the final one, zero after it, ``[B, T + 1]``; or None.
         log_inflow: log of the edge flows into the state after each step, ``[B, T]``; or None.

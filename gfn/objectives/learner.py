@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from gfn.objectives.balance import LOG_OF_ZERO, Scores
@@ -51,7 +52,6 @@ class Learner(nn.Module, ABC, Generic[S]):
 
     def scores(self, t: Trajectories[S]) -> Scores:
         """Current log-probabilities of every step."""
-        log_behaviour = t.pad(t.behaviour_log_prob).double().sum(1)
         return Scores(
             log_pf=t.pad(self.policy.log_prob(t)),
             log_pb=t.pad(self.backward_policy.log_prob_backward(t)),
@@ -59,14 +59,17 @@ class Learner(nn.Module, ABC, Generic[S]):
             log_reward=t.log_reward.clamp(min=LOG_OF_ZERO),
             group=t.group,
             initial=t.initial,
-            log_behaviour=log_behaviour,
-            weight=log_behaviour.new_ones(len(t)),
+            log_behaviour=t.pad(t.behaviour_log_prob),
+            weight=t.lengths.new_ones(len(t), dtype=torch.float64),
         )
 
     def log_z(self, scores: Scores, step: int) -> Tensor:
         """Estimate of log Z of each trajectory's initial state, ``[B]``; here by importance sampling over the batch."""
         log_weight = -scores.excess
         return (log_weight.logsumexp(0) - math.log(len(log_weight))).expand(len(log_weight))
+
+    def check_group_size(self, size: int, step: int = 0) -> None:
+        """Raise ValueError if groups of ``size`` trajectories cannot be learned from; every size will do here."""
 
     def parameter_groups(self) -> list[ParameterGroup]:
         """All trainable parameters, each once, in groups that may have learning rates of their own."""

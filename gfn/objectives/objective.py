@@ -110,12 +110,15 @@ class Objective(Learner[S]):
         """The partition's log Z of each trajectory's initial state, ``[B]``."""
         return self.partition(scores, self.divergence.at(step).fitted(scores.excess, scores.group))
 
+    def check_group_size(self, size: int, step: int = 0) -> None:
+        self.partition.check_group_size(size, self.divergence.at(step))
+
     def _weighted(self, scores: Scores, step: int) -> Scores:
         """Scores with truncated, self-normalised importance weights in the place of ones."""
         exponent = value_at(self.importance, step)
         if exponent == 0:
             return scores
-        log_ratio = exponent * (scores.log_pf.detach().double().sum(1) - scores.log_behaviour)
+        log_ratio = exponent * (scores.log_pf.detach() - scores.log_behaviour).double().sum(1)
         _, group = scores.group.unique(return_inverse=True)
         count = torch.bincount(group).double()
         peak = torch.full_like(count, -torch.inf).scatter_reduce(0, group, log_ratio, "amax")
@@ -136,7 +139,7 @@ def _require_inputs(balance: Balance, partition: Partition, flow: Flow[S] | None
     flows = None if flow is None else torch.zeros(1, 2)
     edges = one if flow is not None and flow.on_edges else None
     nothing = torch.zeros(1)
-    scores = Scores(one, one, one == 0, nothing, kept, None, nothing, nothing + 1, flows, edges)
+    scores = Scores(one, one, one == 0, nothing, kept, None, one, nothing + 1, flows, edges)
     partition.require(scores)
     balance(scores, nothing)
 

@@ -24,8 +24,8 @@ from gfn.objectives.learner import Learner, Reported
 from gfn.states import cat
 from gfn.trajectories import Trajectories
 
-PADDED = ("log_pf", "log_pb", "mask", "log_flow", "log_inflow")
-PLAIN = ("log_reward", "group", "log_behaviour", "weight")
+PADDED = ("log_pf", "log_pb", "mask", "log_behaviour", "log_flow", "log_inflow")
+PLAIN = ("log_reward", "group", "weight")
 DIFFERENTIABLE = ("log_pf", "log_pb", "log_flow", "log_inflow")
 
 
