@@ -27,6 +27,7 @@ STAGES = (
     "policy",
     "backward",
     "balance",
+    "flow",
     "divergence",
     "partition",
     "objective",

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 GROUPS = frozenset(
-    {"env", "policy", "backward", "objective", "balance", "divergence", "partition", "exploration", "sampler"}
+    {"env", "policy", "backward", "objective", "balance", "flow", "divergence", "partition", "exploration", "sampler"}
     | {"trainer", "evaluator", "logger", "experiment"}
 )
 

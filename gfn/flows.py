@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from gfn.environment import DiscreteEnvironment, Environment
-from gfn.policies import MLPPolicy, Trunk
+from gfn.policies import MLPPolicy, Policy, Tabular, Trunk
 from gfn.states import States
 
 S = TypeVar("S", bound=States)
@@ -106,7 +106,7 @@ class ImpliedByStop(Flow[S]):
         ValueError: if the environment has no ``stop_action`` and ``log_potential``.
     """
 
-    def __init__(self, env: Environment[S], policy: MLPPolicy[S]):
+    def __init__(self, env: Environment[S], policy: Policy[S]):
         super().__init__()
         if not isinstance(env, Stoppable):
             raise ValueError(
@@ -116,9 +116,10 @@ class ImpliedByStop(Flow[S]):
         self.potential, self.stop, self.policy = env.log_potential, env.stop_action, policy
 
     def forward(self, states: S) -> Tensor:
-        stop = torch.full((len(states),), self.stop)
+        potential = self.potential(states)
+        stop = torch.full((len(states),), self.stop, device=potential.device)
         log_stop = self.policy.distribution(states).log_prob(stop)
-        return self.potential(states).to(log_stop.dtype) - log_stop
+        return potential.clamp(min=LOWEST_POTENTIAL).to(log_stop.dtype) - log_stop
 
 
 class EdgeFlows(Flow[S]):
@@ -130,7 +131,7 @@ class EdgeFlows(Flow[S]):
 
     on_edges = True
 
-    def __init__(self, env: DiscreteEnvironment[S], policy: MLPPolicy[S]):
+    def __init__(self, env: DiscreteEnvironment[S], policy: MLPPolicy[S] | Tabular[S]):
         super().__init__()
         self.policy = policy
         self.backward_mask, self.undo = env.backward_mask, env.undo

@@ -12,7 +12,11 @@ from experiments.build import checked
 from experiments.schema import ConfigError
 from tests.composing import CONFIGS, SMALL, built, composed
 
-NEEDED = {  # options that leave a value to the user
+NEEDED = {  # options that leave a value to the user, or go with others
+    "balance/detailed": ["flow=mlp"],
+    "balance/sub_trajectory": ["flow=mlp"],
+    "balance/flow_matching": ["flow=edges"],
+    "partition/flow": ["flow=mlp"],
     "env/custom": ["++env._target_=tests.toy.Subsets"],
     "env/reward/user": ["++env.reward.function=tests.toy.bumps"],
     "divergence/from_generator": ["++divergence.f=tests.toy.generator"],
