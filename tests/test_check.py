@@ -12,7 +12,7 @@ from gfn.exact import log_terminal, state_graph
 from gfn.policies import CertainBackward, MLPBackward, MLPPolicy, Uniform, UniformBackward
 from gfn.sampling import rollout
 from tests.toy import Subsets
-from tests.toy_environments import Bridge, Cook, Diffusion, Drift, Recipes, Uncook, Words
+from tests.toy_environments import Bridge, Cook, Diffusion, Drift, Palindromes, Recipes, Texts, Uncook, Words
 
 ANY = {
     "reset", "states", "describe", "is_initial", "is_terminal", "forward rollout", "step", "undo", "acyclic",
@@ -33,6 +33,19 @@ def test_a_grid_too_large_to_list_is_examined_by_walking() -> None:
 
 def test_an_environment_of_plain_tensors_keeps_every_clause() -> None:
     assert set(check_environment(Subsets(6, 3))) == DENSE | LISTED
+
+
+def test_states_need_not_be_made_of_tensors() -> None:
+    assert set(check_environment(Palindromes())) == DENSE
+
+
+def test_states_that_hold_no_tensors_are_compared_row_by_row() -> None:
+    class Forgetful(Palindromes):
+        def undo(self, states, actions):
+            return Texts([text.replace("bb", "ba") for text in super().undo(states, actions).texts])
+
+    with pytest.raises(ContractError, match=r"^undo: .* came another state \[ba\] in state \[bb\] \("):
+        check_environment(Forgetful())
 
 
 def test_a_reward_of_zero_is_legal() -> None:

@@ -132,3 +132,10 @@ def test_values_by_step_are_put_in_order_of_trajectories() -> None:
     by_step = ["0 at 0", "1 at 0", "2 at 0", "0 at 1", "2 at 1", "2 at 2"]
     ordered = [by_step[i] for i in order_by_trajectory(alive).tolist()]
     assert ordered == ["0 at 0", "0 at 1", "1 at 0", "2 at 0", "2 at 1", "2 at 2"]
+
+
+def test_the_order_in_time_is_kept_in_large_batches() -> None:
+    lengths = torch.randint(1, 20, (200,))
+    alive = [(lengths > time).nonzero().squeeze(1) for time in range(20)]
+    by_step = torch.cat([rows * 100 + time for time, rows in enumerate(alive)])
+    assert by_step[order_by_trajectory(alive)].equal(by_step.sort().values)

@@ -60,6 +60,67 @@ class Words(DiscreteEnvironment[Tensor]):
         return (states == 0).sum(1).double()
 
 
+class Texts:
+    """States that hold no tensor: a list of strings."""
+
+    def __init__(self, texts: list[str]):
+        self.texts = texts
+
+    def __len__(self):
+        return len(self.texts)
+
+    def __getitem__(self, index):
+        return Texts([self.texts[i] for i in torch.arange(len(self))[index].tolist()])
+
+    def to(self, device):
+        return self
+
+    @classmethod
+    def cat(cls, batches):
+        return cls([text for batch in batches for text in batch.texts])
+
+
+class Palindromes(DiscreteEnvironment[Texts]):
+    """Texts that grow at either end: action 0 puts an ``a`` in front, 1 a ``b`` in front, 2 and 3 the same behind."""
+
+    n_actions, n_features, max_steps = 4, 2, 3
+
+    def reset(self, n, generator=None):
+        return Texts([""] * n)
+
+    def step(self, states, actions):
+        letters = ["ab"[a % 2] for a in actions.tolist()]
+        if not self.forward_mask(states).gather(1, actions.unsqueeze(1)).all():
+            raise ValueError("Palindromes: three letters are enough")
+        grown = zip(states.texts, letters, actions.tolist(), strict=True)
+        return Texts([letter + text if a < 2 else text + letter for text, letter, a in grown])
+
+    def undo(self, states, actions):
+        return Texts([text[1:] if a < 2 else text[:-1] for text, a in zip(states.texts, actions.tolist(), strict=True)])
+
+    def is_initial(self, states):
+        return torch.tensor([text == "" for text in states.texts])
+
+    def is_terminal(self, states):
+        return torch.tensor([len(text) == 3 for text in states.texts])
+
+    def forward_mask(self, states):
+        return ~self.is_terminal(states).unsqueeze(1).expand(-1, 4)
+
+    def backward_mask(self, states):
+        ends = [[t[:1] == "a", t[:1] == "b", t[-1:] == "a", t[-1:] == "b"] for t in states.texts]
+        return torch.tensor(ends).reshape(-1, 4)
+
+    def encode(self, states):
+        return torch.tensor([[t.count("a"), t.count("b")] for t in states.texts]).float().reshape(-1, 2)
+
+    def log_reward(self, states):
+        return torch.tensor([float(t == t[::-1]) for t in states.texts])
+
+    def describe(self, states):
+        return [text or "nothing" for text in states.texts]
+
+
 @dataclass(frozen=True)
 class Mixed(TensorStates):
     """How much is in the pot, long ``[N]``, and whether it was served, bool ``[N]``."""

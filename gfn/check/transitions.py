@@ -109,9 +109,8 @@ def check_forbidden(contract: Contract[S], env: DiscreteEnvironment[S], visited:
         mask, ended = env.forward_mask(visited), env.is_terminal(visited)
         for chosen in (~ended, ended):
             rows, actions = (~mask & chosen.unsqueeze(1)).nonzero(as_tuple=True)
-            some = contract.some(len(rows), REFUSALS)
-            for row, action in zip(rows[some].split(1), actions[some].split(1), strict=True):
-                _require_refusal(contract, visited[row], action)
+            for i in contract.some(len(rows), REFUSALS).tolist():
+                _require_refusal(contract, visited[rows[i : i + 1]], actions[i : i + 1])
         live = mask.any(1).nonzero().squeeze(1)
         among = (~mask[live]).nonzero()[-1:]
         mixed = mask[live].int().argmax(1)
