@@ -111,6 +111,7 @@ def test_from_generator_with_kinks_away_from_one() -> None:
         (lambda u: (u - 1).abs(), "twice differentiable.*TotalVariation"),
         (lambda u: (u - 1).square() + (u - 1).abs(), "twice differentiable.*TotalVariation"),
         (lambda u: torch.where(u < 1, 1.0, 2.0) * (u - 1).square(), "twice differentiable"),
+        (lambda u: (3 + (u - 1).sign()) * (u - 1).square(), "found 6 at it, 4 just before and 8"),
         (lambda u: (u - 1) ** 4, "twice differentiable"),
         (lambda u: (u - 1).abs() ** 1.5, "twice differentiable"),
         (lambda u: u.log(), "positive second derivative"),

@@ -219,6 +219,19 @@ def test_devgrad_gradient_sums_to_nothing_over_log_z(name: str) -> None:
     torch.testing.assert_close(gradients[0], gradients[1], atol=1e-12, rtol=1e-12)
 
 
+def test_report_of_a_batch() -> None:
+    env = Hypergrid(3)
+    t = exact.all_trajectories(exact.state_graph(env))
+    model = random_objective(env, Alpha(0.5))
+    loss, report = model(t)
+    assert float(report["loss"]) == float(loss.detach())
+    assert float(report["length"]) == pytest.approx(len(t.actions) / len(t))
+    assert float(report["log_reward"]) == pytest.approx(float(env.log_reward(t.final).mean()))
+    assert float(report["log_z"]) == pytest.approx(float(exact.log_partition(env)))
+    assert report["zero_reward"] == 0
+    assert not any(torch.as_tensor(value).requires_grad for value in report.values())
+
+
 def test_schedule_follows_the_step() -> None:
     env = TwoPaths()
     t = exact.all_trajectories(exact.state_graph(env))

@@ -16,6 +16,7 @@ from gfn.objectives import (
     Divergence,
     FromGenerator,
     FromLoss,
+    Huber,
     JensenShannon,
     LogCosh,
     PearsonChi2,
@@ -83,6 +84,12 @@ def test_saturation_starts_where_the_exponent_is_bounded() -> None:
     assert not Alpha(1.0).saturated(delta).any()
     assert ShiftedCosh().saturated(delta).tolist() == [True, True, False, False, False, True, True]
     assert Tempered(PearsonChi2(), 0.5).saturated(2 * delta).tolist() == [*[False] * 5, True, True]
+    assert MEMBERS["jeffreys"].divergence.saturated(delta).tolist() == [True, True, *[False] * 5]
+    assert Huber(29.5).saturated(delta).tolist() == [True, True, False, False, False, True, True]
+    for derived in (ALL["from generator"], ALL["from loss"]):
+        assert derived.saturated(delta).tolist() == [True, True, False, False, False, True, True]
+        assert torch.equal(derived.curvature(delta) == 0, derived.saturated(delta))
+        assert torch.equal(derived.slope(f64(-40, 40)), derived.slope(f64(-31, 31)))
 
 
 def alpha_loss_by_series(order: float, delta: Tensor) -> Tensor:
