@@ -228,6 +228,8 @@ def test_an_evaluator_may_come_and_go(tmp_path: Path) -> None:
     assert not [line for line in differences(*states) if not line.startswith(".evaluator")]
 
 
-def test_only_the_newest_checkpoints_stay(tmp_path: Path) -> None:
-    train(tmp_path, save_every=3, keep=2)
-    assert parts_of(tmp_path / "checkpoints") == ["step_000000018.pt", "step_000000020.pt"]
+def test_checkpoints_are_written_every_few_updates_and_at_the_end(tmp_path: Path) -> None:
+    small_trainer(steps=8, checkpoints=tmp_path, save_every=3, keep=9).run()
+    assert parts_of(tmp_path) == ["step_000000003.pt", "step_000000006.pt", "step_000000008.pt"]
+    small_trainer(steps=8, checkpoints=tmp_path / "few", save_every=3, keep=2).run()
+    assert parts_of(tmp_path / "few") == ["step_000000006.pt", "step_000000008.pt"]
