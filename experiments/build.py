@@ -19,6 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from experiments.schema import CONTROL, ConfigError, fits, parameter_types, problems_of, show, unknown, wants_function
 from experiments.shorthand import expand_schedules
 from experiments.targets import locate
+from gfn import processes
 from gfn.environment import as_multimodal
 from gfn.training import Callback, Trainer
 
@@ -197,6 +198,8 @@ def build(config: DictConfig, run_dir: Path, stop: Callable[[], bool]) -> Run:
     """
     plain = checked(config)
     torch.set_num_threads(plain["threads"])
+    if processes.rank() > 0:
+        plain = _of_another_process(plain)
     parts = build_parts(plain)
     modal = as_multimodal(parts["env"])
     reporting = {"mode_counts": modal.mode_counts if modal is not None else {}}
@@ -204,3 +207,15 @@ def build(config: DictConfig, run_dir: Path, stop: Callable[[], bool]) -> Run:
     callbacks: list[Callback] = [make(node, reporting, f"logger.{key}") for key, node in logger.items()]
     supplied = {**parts, "callbacks": callbacks, "checkpoints": run_dir / "checkpoints", "stop": stop}
     return Run(plain, parts, make(plain["trainer"], supplied, "trainer"))
+
+
+def _of_another_process(plain: dict[str, Any]) -> dict[str, Any]:
+    """The config of a process that is not the first: it samples with seeds of its own and reports nothing."""
+
+    def reseeded(node: Any) -> Any:
+        if isinstance(node, Mapping):
+            items = cast("Mapping[str, Any]", node).items()
+            return {k: v + 1_000_003 * processes.rank() if k == "seed" else reseeded(v) for k, v in items}
+        return [reseeded(value) for value in cast("list[Any]", node)] if isinstance(node, list) else node
+
+    return {**plain, "sampler": reseeded(plain["sampler"]), "evaluator": None, "logger": {}}

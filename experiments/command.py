@@ -45,6 +45,8 @@ def run_command(main: Callable[[], None], groups: frozenset[str], resumes: bool 
     sys.path.append(os.getcwd())  # behind the installed packages: files here can be used, not shadow others
     given = sys.argv[1:]
     stored = stored_overrides(given) if resumes else []
+    if os.environ.get("RANK", "0") != "0":  # one process of several that torchrun started: the first keeps the files
+        given = [*given, "hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=none"]
     sys.argv[1:] = [settable(argument, groups) for argument in stored + given]
     try:
         main()

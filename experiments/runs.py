@@ -22,7 +22,7 @@ import torch
 import yaml
 
 from experiments.build import Run, build_parts, checked
-from gfn import checkpoint
+from gfn import checkpoint, processes
 from gfn.training import Report
 
 # Keys that may differ between the start of a run and its continuation without changing what was already computed.
@@ -43,9 +43,12 @@ def prepare(run: Run, directory: Path, overrides: list[str]) -> None:
     existing = bool(checkpoint.all_in(directory / "checkpoints"))
     if existing and run.config["resume"] == "never":
         raise RunError(f"{directory} already holds a run and resume=never; choose another directory, or resume=auto")
-    if existing and stored.is_file():
+    if existing and stored.is_file() and processes.rank() == 0:
         _require_same(yaml.safe_load(stored.read_text(encoding="utf-8")), run.config, directory)
-    if run.trainer.resume():
+    resumed = run.trainer.resume()
+    if processes.rank() > 0:
+        return
+    if resumed:
         print(f"going on with {directory} after step {run.trainer.step}")
     stored.write_text(yaml.safe_dump(run.config, sort_keys=False, allow_unicode=True), encoding="utf-8")
     (directory / "overrides.txt").write_text("".join(f"{line}\n" for line in _latest(overrides)), encoding="utf-8")

@@ -33,17 +33,21 @@ def train(config: DictConfig, run_dir: Path, overrides: list[str]) -> float | No
     from experiments import runs
     from experiments.build import build
     from experiments.figures import draw
+    from gfn import processes
     from gfn.callbacks import Signals
 
+    processes.join_others()
+    run_dir = processes.gathered(run_dir)[0]
     config.run = str(run_dir)
     with Signals() as signals:
         run = build(config, run_dir, signals.wanted)
         runs.prepare(run, run_dir, overrides)
         started = run.trainer.step
         report = run.trainer.run()
-        draw(run, run_dir)
-        runs.describe(run, run_dir, report, started)
-    print(f"{run_dir}: {run.trainer.step} of {run.trainer.steps} steps; see {run_dir / 'README.md'}")
+        if processes.rank() == 0:
+            draw(run, run_dir)
+            runs.describe(run, run_dir, report, started)
+            print(f"{run_dir}: {run.trainer.step} of {run.trainer.steps} steps; see {run_dir / 'README.md'}")
     if signals.received is not None:
         sys.exit(128 + signals.received)
     return (report.evaluation or {}).get("tv") if report is not None else None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
+from hashlib import blake2b
 from typing import Any, Protocol, Self, TypeVar, cast, runtime_checkable
 
 import torch
@@ -27,6 +28,20 @@ class States(Protocol):
 S = TypeVar("S", bound=States)
 
 
+@runtime_checkable
+class Storable(Protocol):
+    """A batch of states that can be written down as tensors and read back, as buffers and checkpoints need."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Tensors ``[N, ...]`` by name; each row depends on its own state alone, and equal states have equal rows."""
+        ...
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor], /) -> Self:
+        """The states that gave ``tensors``."""
+        ...
+
+
 class TensorStates:
     """Base of frozen dataclasses whose fields are tensors that share their first dimension N.
 
@@ -35,18 +50,24 @@ class TensorStates:
     """
 
     def __post_init__(self) -> None:
-        sizes = {name: len(value) for name, value in self._tensors().items()}
+        sizes = {name: len(value) for name, value in self.tensors().items()}
         if len(set(sizes.values())) > 1:
             raise ValueError(f"{type(self).__name__}: the fields must share their first dimension, got {sizes}")
 
-    def _tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> dict[str, Tensor]:
+        """The fields by name."""
         return {f.name: getattr(self, f.name) for f in fields(cast(Any, self))}
 
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
+        """The states with these fields."""
+        return cls(**tensors)
+
     def _map(self, function: Callable[[Tensor], Tensor]) -> Self:
-        return type(self)(**{name: function(value) for name, value in self._tensors().items()})
+        return type(self)(**{name: function(value) for name, value in self.tensors().items()})
 
     def __len__(self) -> int:
-        return len(next(iter(self._tensors().values())))
+        return len(next(iter(self.tensors().values())))
 
     def __getitem__(self, index: Any) -> Self:
         return self._map(lambda x: x[index])
@@ -58,7 +79,7 @@ class TensorStates:
     @classmethod
     def cat(cls, batches: Sequence[Self]) -> Self:
         """Join batches in order."""
-        tables = [batch._tensors() for batch in batches]
+        tables = [batch.tensors() for batch in batches]
         return cls(**{name: torch.cat([table[name] for table in tables]) for name in tables[0]})
 
 
@@ -68,3 +89,38 @@ def cat(batches: Sequence[S]) -> S:
     if isinstance(first, Tensor):
         return cast(S, torch.cat(cast("list[Tensor]", batches)))
     return cast(Any, type(first)).cat(batches)
+
+
+def to_tensors(states: States) -> dict[str, Tensor]:
+    """A batch of states as tensors ``[N, ...]`` by name, for :func:`from_tensors` to read.
+
+    Raises:
+        TypeError: if the states cannot be written as tensors.
+    """
+    if isinstance(states, Tensor):
+        return {"states": states}
+    if not isinstance(states, Storable):
+        name = type(states).__name__
+        raise TypeError(
+            f"{name} cannot be stored: derive it from TensorStates, or give it tensors() and from_tensors()"
+        )
+    return states.tensors()
+
+
+def from_tensors(tensors: Mapping[str, Tensor], like: S) -> S:
+    """The states that :func:`to_tensors` was given, which are of the kind of ``like``."""
+    if isinstance(like, Tensor):
+        return cast(S, tensors["states"])
+    return cast(Any, type(like)).from_tensors(tensors)
+
+
+def fingerprints(states: States) -> Tensor:
+    """64 bits that tell states apart (short of a chance of 2⁻⁶⁴ for each pair), on the CPU, long ``[N]``."""
+    rows = [x.detach().cpu().reshape(len(states), -1).contiguous() for x in to_tensors(states).values()]
+    table = torch.cat([row.view(torch.uint8) for row in rows], 1).numpy()
+    return torch.tensor([fingerprint(row.tobytes()) for row in table], dtype=torch.long)
+
+
+def fingerprint(content: bytes) -> int:
+    """64 bits of a hash, as a signed number."""
+    return int.from_bytes(blake2b(content, digest_size=8).digest(), "little", signed=True)

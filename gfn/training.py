@@ -6,24 +6,23 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from gfn import checkpoint
+from gfn import checkpoint, processes
 from gfn.evaluation import Evaluator
+from gfn.failures import NonFiniteError, cause_of_gradient, cause_of_loss
 from gfn.objectives import Learner
+from gfn.objectives.learner import Reported
+from gfn.objectives.parts import backward_in_parts
 from gfn.samplers import Sampler
 from gfn.schedules import Number, value_at
 from gfn.states import States
 from gfn.trajectories import Trajectories
 
 S = TypeVar("S", bound=States)
-
-
-class NonFiniteError(RuntimeError):
-    """A loss or gradient is not finite; nothing was updated."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +82,13 @@ class Trainer(Generic[S]):
         save_every: updates between checkpoints.
         keep: how many checkpoints stay.
         stop: asked after every update; True ends training there, with a checkpoint.
+        micro_batch: trajectories scored at once; the gradient is that of the whole batch all the same.
+        precision: ``bfloat16`` runs networks under autocast; parameters, log-probabilities and losses
+            stay as they are.
+
+    In a process group (``torchrun``) every process trains on the joint batch of all: where batches are
+    single groups these become one, otherwise the groups of each stay its own. Only the first
+    evaluates, reports and saves.
     """
 
     def __init__(
@@ -100,6 +106,8 @@ class Trainer(Generic[S]):
         save_every: int = 1000,
         keep: int = 2,
         stop: Callable[[], bool] = never,
+        micro_batch: int | None = None,
+        precision: Literal["float32", "bfloat16"] = "float32",
     ):
         if steps < 0 or save_every < 1 or keep < 1:
             raise ValueError(
@@ -109,6 +117,9 @@ class Trainer(Generic[S]):
         self.steps, self.lr, self.clip_grad_norm = steps, lr, clip_grad_norm
         self.callbacks, self.checkpoints, self.save_every, self.keep = callbacks, checkpoints, save_every, keep
         self.stop = stop
+        if micro_batch is not None and micro_batch < 1:
+            raise ValueError(f"Trainer: micro_batch must be at least 1, got {micro_batch}")
+        self.micro_batch, self.autocast = micro_batch, precision == "bfloat16"
         self.groups = objective.parameter_groups()
         rates = self._rates(0)
         self.optimizer = (optimizer or torch.optim.Adam)(
@@ -123,7 +134,7 @@ class Trainer(Generic[S]):
             NonFiniteError: if a loss or gradient is not finite.
             CheckpointError: if checkpoints cannot be written, or their directory holds another run.
         """
-        if self.checkpoints is not None:
+        if self.checkpoints is not None and processes.rank() == 0:
             checkpoint.claim(self.checkpoints, self.step)
         report = None
         with ExitStack() as started:
@@ -131,35 +142,31 @@ class Trainer(Generic[S]):
                 started.callback(callback.close)
                 callback.start(self.step)
             while self.step < self.steps:
-                batch = self.sampler(self.step)
-                loss, metrics = self.objective(batch, self.step)
-                gradient_norm = self._update(loss, batch)
+                with self._precision():
+                    batch = processes.apart(self.sampler(self.step))
+                metrics = self._update(batch)
                 self.step += 1
-                self.trajectories += len(batch)
+                self.trajectories += len(batch) * processes.count()
                 if self.evaluator is not None:
                     self.evaluator.discovery.observe(batch.final)
-                report = self._report(metrics | {"gradient_norm": gradient_norm})
+                report = self._report(metrics)
                 for callback in self.callbacks:
                     callback(report)
-                stopping = self.stop()
+                stopping = any(processes.gathered(self.stop()))
                 if stopping or self.step % self.save_every == 0 or self.step == self.steps:
                     self.save()
                 if stopping:
                     break
         return report
 
-    def _update(self, loss: Tensor, batch: Trajectories[S]) -> Tensor:
-        """One optimizer step, unless a number is not finite; returns the gradient's norm before clipping."""
-        if not bool(loss.isfinite()):
-            cause = _cause_of_loss(self.objective, batch)
-            value = float(loss.detach())
-            raise NonFiniteError(f"the loss is {value} at step {self.step}: {cause}; parameters are untouched")
+    def _update(self, batch: Trajectories[S]) -> Reported:
+        """One optimizer step on a batch, unless a number is not finite; returns what there is to report."""
         self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        report = self._differentiate(batch)
         moving = [p for group in self.groups for p in group.parameters if p.grad is not None]
         norm = torch.nn.utils.get_total_norm([p.grad for p in moving if p.grad is not None])
         if not bool(norm.isfinite()):
-            cause = _cause_of_gradient(self.objective)
+            cause = cause_of_gradient(self.objective)
             raise NonFiniteError(f"the gradient is not finite at step {self.step}: {cause}; parameters are untouched")
         if self.clip_grad_norm is not None:
             torch.nn.utils.clip_grads_with_norm_(moving, self.clip_grad_norm, norm)
@@ -167,7 +174,27 @@ class Trainer(Generic[S]):
         for group, target in zip(self.groups, self.optimizer.param_groups, strict=True):
             target["lr"] = rates[group.name]
         self.optimizer.step()
-        return norm
+        return {**report, "gradient_norm": norm}
+
+    def _differentiate(self, batch: Trajectories[S]) -> Reported:
+        """Put the gradient of a batch's loss, which must be finite, into the parameters; its report."""
+        in_parts = self.micro_batch is not None or processes.count() > 1
+        with self._precision():
+            if in_parts:
+                loss, report = backward_in_parts(self.objective, batch, self.step, self.micro_batch or len(batch))
+            else:
+                loss, report = self.objective(batch, self.step)
+        if not bool(loss.isfinite()):
+            cause = cause_of_loss(self.objective, batch)
+            value = float(loss.detach())
+            raise NonFiniteError(f"the loss is {value} at step {self.step}: {cause}; parameters are untouched")
+        if not in_parts:
+            loss.backward()
+        return report
+
+    def _precision(self) -> torch.autocast:
+        device = next(self.objective.parameters()).device.type
+        return torch.autocast(device, dtype=torch.bfloat16, enabled=self.autocast)
 
     def _rates(self, step: int) -> dict[str, float]:
         """The learning rate of each parameter group in force at ``step``.
@@ -201,7 +228,7 @@ class Trainer(Generic[S]):
             "trajectories": self.trajectories,
             "objective": self.objective.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "sampler": self.sampler.state_dict(),
+            "samplers": processes.gathered(self.sampler.state_dict()),
             "evaluator": self.evaluator.state_dict() if self.evaluator is not None else {},
             "generators": {  # torch's own, which layers such as dropout draw from
                 "cpu": torch.get_rng_state(),
@@ -213,7 +240,7 @@ class Trainer(Generic[S]):
         """Become the trainer that ``state`` is of; sets torch's global generators too."""
         self.objective.load_state_dict(state["objective"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.sampler.load_state_dict(state["sampler"])
+        self.sampler.load_state_dict(processes.own(state["samplers"]))
         if self.evaluator is not None:
             self.evaluator.load_state_dict(state["evaluator"])
         self.step, self.trajectories = state["step"], state["trajectories"]
@@ -225,8 +252,10 @@ class Trainer(Generic[S]):
         """Write a checkpoint of this step, then delete the oldest ones."""
         if self.checkpoints is None:
             return
-        checkpoint.save(checkpoint.path_of(self.checkpoints, self.step), self.state_dict())
-        checkpoint.prune(self.checkpoints, self.keep)
+        state = self.state_dict()
+        if processes.rank() == 0:
+            checkpoint.save(checkpoint.path_of(self.checkpoints, self.step), state)
+            checkpoint.prune(self.checkpoints, self.keep)
 
     def resume(self) -> bool:
         """Go on from the newest sound checkpoint; False if there is none. Damaged ones are set aside.
@@ -246,30 +275,6 @@ class Trainer(Generic[S]):
                 f"{path} does not fit this run: {reason}; go on with the configuration it was made with, "
                 "or choose another directory"
             ) from error
-        checkpoint.set_aside(path)
+        if processes.rank() == 0:
+            checkpoint.set_aside(path)
         return True
-
-
-@torch.no_grad()
-def _cause_of_loss(objective: Learner[S], batch: Trajectories[S]) -> str:
-    """The first thing found that a loss which is not finite can come from."""
-    wrong = [name for name, p in objective.named_parameters() if not bool(p.isfinite().all())]
-    if wrong:
-        return f"parameter {wrong[0]} is not finite"
-    scores = objective.scores(batch)
-    for name, table in (("log P_F", scores.log_pf), ("log P_B", scores.log_pb)):
-        bad = (~table.isfinite()).nonzero()
-        if len(bad) > 0:
-            row, column = bad[0].tolist()
-            return f"{name} of step {column} of trajectory {row} is {float(table[row, column])}"
-    return "log P_F, log P_B and the parameters are finite, so it comes from log Z or the divergence"
-
-
-def _cause_of_gradient(objective: Learner[S]) -> str:
-    """Which parameters have a gradient that is not finite, or the largest one if their norm overflows."""
-    gradients = {name: p.grad for name, p in objective.named_parameters() if p.grad is not None}
-    bad = [name for name, gradient in gradients.items() if not bool(gradient.isfinite().all())]
-    if bad:
-        return f"that of {', '.join(bad[:5])}" + (f" and {len(bad) - 5} more" if len(bad) > 5 else "")
-    largest = max(gradients, key=lambda name: float(gradients[name].abs().max()))
-    return f"its norm overflows, with entries up to {float(gradients[largest].abs().max()):.3g} in that of {largest}"

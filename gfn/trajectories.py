@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar, cast
 
 import torch
 from torch import Tensor
 
-from gfn.states import States, cat
+from gfn.states import States, cat, fingerprints, from_tensors, to_tensors
 
 S = TypeVar("S", bound=States)
 
@@ -88,6 +88,10 @@ class Trajectories(Generic[S]):
         """Terminal state of each trajectory, ``[B]``."""
         return self.states[self._state_start + self.lengths]
 
+    def at(self, time: Tensor) -> S:
+        """State of each trajectory after ``time[b]`` steps, ``[B]``."""
+        return self.states[self._state_start + time]
+
     @cached_property
     def mask(self) -> Tensor:
         """Which entries of a padded ``[B, T]`` tensor are steps."""
@@ -129,21 +133,74 @@ class Trajectories(Generic[S]):
             behaviour_log_prob=self.behaviour_log_prob[steps],
         )
 
+    def to(self, device: torch.device | str) -> Self:
+        """The same trajectories on ``device``."""
+        return type(self)(self.states.to(device), **{name: x.to(device) for name, x in self._columns().items()})
+
+    def _columns(self) -> dict[str, Tensor]:
+        return {name: getattr(self, name) for name in COLUMNS}
+
+    def tensors(self) -> dict[str, Any]:
+        """Everything as tensors by name, those of the states under ``states``; see :meth:`from_tensors`."""
+        return {"states": to_tensors(self.states), **self._columns()}
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Any], like: S) -> Self:
+        """The trajectories that gave ``tensors``, on the device of the states ``like``, which show their kind."""
+        device = next(iter(to_tensors(like).values())).device
+        states = from_tensors({name: x.to(device) for name, x in tensors["states"].items()}, like)
+        return cls(cast(Any, states), **{name: tensors[name].to(device) for name in COLUMNS})
+
     @classmethod
     def cat(cls, parts: Sequence[Self]) -> Self:
-        """Join batches in order; groups of different parts stay apart."""
+        """Join batches in order; groups of different parts stay apart. Numbers take the widest type among the parts.
+
+        Raises:
+            ValueError: if the parts lie on different devices.
+        """
+        devices = {str(part.lengths.device) for part in parts}
+        if len(devices) != 1:
+            raise ValueError(f"Trajectories.cat: expected parts on one device, got {sorted(devices)}; move them first")
         offsets = [0]
         for part in parts:
-            offsets.append(offsets[-1] + int(part.group.max()) + 1)
-        return cls(
-            states=cat([p.states for p in parts]),
-            actions=torch.cat([p.actions for p in parts]),
-            lengths=torch.cat([p.lengths for p in parts]),
-            log_reward=torch.cat([p.log_reward for p in parts]),
-            group=torch.cat([p.group + offset for p, offset in zip(parts, offsets, strict=False)]),
-            behaviour_log_prob=torch.cat([p.behaviour_log_prob for p in parts]),
-            policy_version=torch.cat([p.policy_version for p in parts]),
+            offsets.append(offsets[-1] + (int(part.group.max()) + 1 if len(part) else 0))
+        joined = {name: torch.cat([part._columns()[name] for part in parts]) for name in COLUMNS}
+        joined["group"] = torch.cat([p.group + offset for p, offset in zip(parts, offsets, strict=False)])
+        return cls(cat([part.states for part in parts]), **joined)
+
+    def grouped_by_initial(self) -> Self:
+        """The same trajectories, those that share an initial state in one group, whatever groups they were in."""
+        _, group = fingerprints(self.initial).unique(return_inverse=True)
+        return replace(self, group=group.to(self.group.device))
+
+    def spliced(self, kept: Tensor, rest: Self) -> Self:
+        """The first ``kept[b]`` steps of each trajectory, then those of ``rest``, which begins there.
+
+        Rewards and versions are those of ``rest``, groups those of these.
+        """
+        every = torch.arange(len(self), device=kept.device)
+        states = _runs(self._state_start, kept, every)  # without the state at which they join
+        steps = _runs(self._step_start, kept, every)
+        head = every.repeat_interleave(kept)
+        by_step = order_by_trajectory([head, rest.row])
+        by_state = order_by_trajectory([head, every.repeat_interleave(rest.lengths + 1)])
+        return replace(
+            rest,
+            states=cat([self.states[states], rest.states])[by_state],
+            actions=torch.cat([self.actions[steps], rest.actions])[by_step],
+            lengths=kept + rest.lengths,
+            group=self.group,
+            behaviour_log_prob=torch.cat([self.behaviour_log_prob[steps], rest.behaviour_log_prob])[by_step],
         )
+
+
+COLUMNS = ("actions", "lengths", "log_reward", "group", "behaviour_log_prob", "policy_version")
+
+
+def chosen(which: Tensor, first: Trajectories[S], second: Trajectories[S]) -> Trajectories[S]:
+    """Trajectory ``b`` of ``first`` where ``which[b]``, of ``second`` elsewhere, with the groups of ``first``."""
+    place = torch.arange(len(first), device=which.device)
+    return replace(Trajectories.cat([first, second])[place.where(which, place + len(first))], group=first.group)
 
 
 def order_by_trajectory(rows: Sequence[Tensor]) -> Tensor:

@@ -120,6 +120,30 @@ def test_sweep_and_help(tmp_path: Path) -> None:
     assert "alpha:" in shown.stdout
 
 
+def test_processes_train_together_and_resume(tmp_path: Path) -> None:
+    """torchrun: two processes, each with its own trajectories, one run directory, the first reports."""
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    for steps in (4, 6):
+        arguments = [
+            *launcher,
+            "-m",
+            "experiments.train",
+            *SMALL,
+            "run=joint",
+            f"trainer.steps={steps}",
+            "logger=quiet",
+        ]
+        done = subprocess.run(arguments, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count(f"{steps} of {steps} steps") == 1
+    last = json.loads((tmp_path / "joint/metrics.jsonl").read_text().splitlines()[-1])
+    assert last["trajectories"] == 6 * 2 * 8
+    alone = call(tmp_path, "train", "run=joint", "trainer.steps=8")
+    assert alone.returncode == 1
+    assert "made by 2 processes and there are 1 now" in alone.stderr
+
+
 BAD = {  # arguments: exit code, and what the message must say
     ("env.sidee=3", "trainer.steps=abc", "divergence.alpha=foo"): (
         2,

@@ -13,7 +13,13 @@ from tests.composing import SMALL, built, composed, leaves
 from tests.test_configs import NEEDED, OPTIONS
 
 BASE = (*SMALL, "logger.metrics.every=1", "divergence=alpha", "divergence.alpha=0.5")
+REPLAY = ("sampler=replay", "sampler/buffer=reward", "trainer.lr=0.1")
+MIXED = ("sampler=replay", "sampler/buffer=mixed")
+SEARCH = ("sampler=local_search", "sampler.batch_size=8")
+STALE = ("sampler=stale", "sampler.batch_size=8", "trainer.lr=0.1")
+OTHERS = "[{_target_:gfn.samplers.OnPolicy,seed:3},{_target_:gfn.samplers.OnPolicy,seed:4}]"
 LEARNED = ("partition=learned", "divergence=reverse_kl")
+EXPLORING = ("exploration=epsilon", "exploration.epsilon=0.5")  # ratios to the behaviour policy other than 1
 # key: (overrides that bring it in, another value)
 CHANGES: dict[str, tuple[tuple[str, ...], str]] = {
     "seed": ((), "1"),
@@ -51,15 +57,58 @@ CHANGES: dict[str, tuple[tuple[str, ...], str]] = {
     "objective.importance_limit": (("exploration=epsilon", "objective.importance=1.0"), "1.001"),
     "objective.backward_lr": (("backward=learned", "backward.tied=false"), "0.5"),
     "objective.flow_lr": (("balance=detailed", "flow=mlp"), "0.5"),
+    "objective.reward": (("objective=reinforce",), "value"),
+    "objective.baseline": (("objective=reinforce",), "none"),
+    "objective.scale": (("objective=reinforce",), "std"),
+    "objective.surrogate": (("objective=grpo", *EXPLORING), "score"),
+    "objective.average": (("objective=grpo",), "steps"),
+    "objective.clip_low": (("objective=grpo", *EXPLORING), "0.01"),
+    "objective.clip_high": (("objective=grpo", *EXPLORING), "0.01"),
+    "objective.kl_coefficient": (("objective=rloo",), "0.5"),
+    "objective.kl_penalty": (("objective=grpo",), "0.1"),
+    "objective.entropy_coefficient": (("objective=rloo",), "0.1"),
+    "objective.value.tied": (("objective=ppo",), "true"),
+    "objective.value_coefficient": (("objective=ppo",), "2.0"),
+    "objective.value_lr": (("objective=ppo",), "0.1"),
+    "objective.gae_lambda": (("objective=ppo",), "0.5"),
     "exploration.epsilon": (("exploration=epsilon",), "0.9"),
     "exploration.temperature": (("exploration=tempered",), "9.0"),
     "sampler.batch_size": ((), "12"),
     "sampler.group_size": ((), "4"),
     "sampler.seed": ((), "5"),
+    "sampler.averaging": (("trainer.lr=0.1",), "0.9"),
+    "sampler.ratio": (REPLAY, "3"),
+    "sampler.reexpand": (REPLAY, "true"),
+    "sampler.sampler.group_size": (STALE, "4"),
+    "sampler.sampler.averaging": (REPLAY, "0.9"),
+    "sampler.sampler.seed": (STALE, "5"),
+    "sampler.buffer.capacity": (REPLAY, "20"),
+    "sampler.buffer.unique": (REPLAY, "terminal"),
+    "sampler.buffer.evict": ((*REPLAY, "sampler.buffer.capacity=20"), "lowest"),
+    "sampler.buffer.seed": (REPLAY, "5"),
+    "sampler.buffer.priority.inverse_temperature": (REPLAY, "9.0"),
+    "sampler.buffer.priority.k": (("sampler=replay", "sampler/buffer=rank"), "1e-6"),
+    "sampler.buffer.priority.half_life": (("sampler=replay", "sampler/buffer=recent"), "0.01"),
+    "sampler.buffer.priority.weight": (MIXED, "1.0"),
+    "sampler.buffer.priority.first.half_life": (MIXED, "0.01"),
+    "sampler.buffer.priority.second.inverse_temperature": (MIXED, "9.0"),
+    "sampler.data": (("sampler=data", "++sampler.data=tests.toy.diagonal"), "gfn.samplers.every_terminal"),
+    "sampler.inverse_temperature": (("sampler=target",), "0.0"),
+    "sampler.rounds": (SEARCH, "1"),
+    "sampler.fraction": (SEARCH, "1.0"),
+    "sampler.steps": (SEARCH, "1"),
+    "sampler.vary": (SEARCH, "false"),
+    "sampler.accept": (SEARCH, "metropolis"),
+    "sampler.ratios": (("sampler=mixture",), "[1,1]"),
+    "sampler.samplers": (("sampler=mixture",), OTHERS),
+    "sampler.lag": (STALE, "1"),
+    "sampler.times": (("sampler=repeated",), "1"),
     "trainer.steps": ((), "4"),
     "trainer.lr": ((), "0.1"),
     "trainer.clip_grad_norm": ((), "1e-3"),
     "trainer.optimizer._target_": ((), "torch.optim.SGD"),
+    "trainer.micro_batch": ((), "3"),
+    "trainer.precision": ((), "bfloat16"),
     "trainer.save_every": ((), "1"),
     "trainer.keep": (("trainer.save_every=1",), "1"),
     "evaluator.every": ((), "1"),

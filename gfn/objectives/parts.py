@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import pad
 
+from gfn import processes
 from gfn.objectives.balance import Scores
 from gfn.objectives.learner import Learner, Reported
 from gfn.states import cat
@@ -29,16 +30,12 @@ PLAIN = ("log_reward", "group", "weight")
 DIFFERENTIABLE = ("log_pf", "log_pb", "log_flow", "log_inflow")
 
 
-def backward_in_parts(
-    learner: Learner[Any], t: Trajectories[Any], step: int, size: int, group_offset: int = 0
-) -> tuple[Tensor, Reported]:
+def backward_in_parts(learner: Learner[Any], t: Trajectories[Any], step: int, size: int) -> tuple[Tensor, Reported]:
     """Add the gradient of the whole batch's loss to the parameters, scoring ``size`` trajectories at a time.
 
     In a process group every process brings its own trajectories, the loss is that of all together,
-    and gradients are summed, so that each process holds the gradient of the joint batch.
-
-    Args:
-        group_offset: added to group numbers, to tell the groups of different processes apart.
+    and gradients are summed, so that each process holds the gradient of the joint batch. Trajectories
+    with the same group number share an initial state also across processes.
 
     Returns:
         The loss of the whole, detached, and its report.
@@ -51,9 +48,8 @@ def backward_in_parts(
     batches = [t[start : start + size] for start in range(0, len(t), size)]
     with torch.no_grad():
         own = join([learner.scores(batch) for batch in batches])
-    own = replace(own, group=own.group + group_offset)
-    everyone = _gathered(own)
-    first = sum(len(scores.group) for scores in everyone[: _rank()])
+    everyone = processes.gathered(own)
+    first = sum(len(scores.group) for scores in everyone[: processes.rank()])
     joint = join(everyone)
     leaves = {name: _leaf(value) for name, value in _tensors(joint).items() if name in DIFFERENTIABLE}
     loss, report = learner.loss(replace(joint, **leaves), step)
@@ -103,21 +99,8 @@ def _carry_on(scores: Scores, coefficients: dict[str, Tensor | None], rows: slic
         torch.autograd.backward(outputs, gradients)
 
 
-def _rank() -> int:
-    return dist.get_rank() if dist.is_initialized() else 0
-
-
-def _gathered(scores: Scores) -> list[Scores]:
-    """The scores of every process, in order of rank; alone, just these."""
-    if not dist.is_initialized():
-        return [scores]
-    everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, scores)
-    return everyone
-
-
 def _sum_gradients(learner: Learner[Any]) -> None:
-    if not dist.is_initialized():
+    if processes.count() == 1:
         return
     for parameter in learner.parameters():
         if parameter.requires_grad:
