@@ -21,6 +21,7 @@ from gfn.objectives.learner import Learner, ParameterGroup
 from gfn.objectives.members import Huber, Jeffreys, JensenShannon, LogCosh, ShiftedCosh, TotalVariation
 from gfn.objectives.objective import Objective
 from gfn.objectives.partition import ConditionalLogZ, DevGrad, ExactLogZ, FlowLogZ, LearnedLogZ, Partition
+from gfn.objectives.policy_gradient import PolicyGradient
 
 __all__ = [
     "Alpha",
@@ -45,6 +46,7 @@ __all__ = [
     "ParameterGroup",
     "Partition",
     "PearsonChi2",
+    "PolicyGradient",
     "ReverseKL",
     "Scores",
     "ShiftedCosh",
