@@ -21,6 +21,8 @@ NEEDED = {  # options that leave a value to the user, or go with others
     "env/reward/user": ["++env.reward.function=tests.toy.bumps"],
     "divergence/from_generator": ["++divergence.f=tests.toy.generator"],
     "divergence/from_loss": ["++divergence.function=tests.toy.loss"],
+    "sampler/data": ["++sampler.data=tests.toy.diagonal"],
+    **{f"sampler/buffer/{name}": ["sampler=replay"] for name in ("uniform", "reward", "rank", "recent", "mixed")},
 }
 TREE_ONLY = {"backward/certain", "exploration/noise"}  # need a tree, or continuous actions
 FILES = sorted(p.relative_to(CONFIGS).with_suffix("").as_posix() for p in CONFIGS.rglob("*.yaml"))

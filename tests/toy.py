@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
 from torch import Tensor
+
+from envs.hypergrid import GridStates, Hypergrid
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 
@@ -34,6 +37,12 @@ def loss(delta: Tensor) -> Tensor:
 
 def slopes(coords: Tensor) -> Tensor:
     return 1.0 + coords.double()[:, 0]
+
+
+def diagonal(env: Hypergrid) -> GridStates:
+    """Terminal states on the diagonal."""
+    coords = torch.arange(env.side).unsqueeze(1).expand(-1, env.ndim)
+    return GridStates(coords, torch.ones(env.side, dtype=torch.bool))
 
 
 def quadratic(delta: Tensor) -> Tensor:
