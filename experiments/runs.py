@@ -61,7 +61,7 @@ def _latest(overrides: list[str]) -> list[str]:
 
 
 def _require_same(before: Any, now: Any, directory: Path) -> None:
-    old, new = _flat(before), _flat(now)
+    old, new = flat(before), flat(now)
     changed = [
         f"  {key}: {old.get(key, 'absent')!r} when it was started, {new.get(key, 'absent')!r} now"
         for key in sorted(old.keys() | new.keys())
@@ -76,10 +76,11 @@ def _require_same(before: Any, now: Any, directory: Path) -> None:
         )
 
 
-def _flat(node: Any, path: str = "") -> dict[str, Any]:
+def flat(node: Any, path: str = "") -> dict[str, Any]:
+    """Every value of a nested config by its dotted key."""
     if isinstance(node, Mapping):
         items = cast("Mapping[str, Any]", node).items()
-        return {k: v for key, value in items for k, v in _flat(value, f"{path}.{key}" if path else key).items()}
+        return {k: v for key, value in items for k, v in flat(value, f"{path}.{key}" if path else key).items()}
     return {path: node}
 
 

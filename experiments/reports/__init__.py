@@ -1,0 +1,1 @@
+"""One module for each published figure or table; each is a command."""

@@ -1,0 +1,148 @@
+"""Total variation, Jensen–Shannon divergence and modes against trajectories, for any set of finished runs.
+
+    python -m experiments.reports.curves 'runs/grid_ftb_*/*' out=report
+
+groups the runs by what differs in their configs besides the seed, draws the median of each group with
+the range over its seeds, and writes ``curves.png`` and ``curves.md``.
+"""
+
+from __future__ import annotations
+
+import glob
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from experiments.runs import RunError, flat
+from gfn.callbacks import read_lines
+
+PANELS = {
+    "eval/tv": "total variation",
+    "eval/jsd_nats": "Jensen–Shannon divergence (nats)",
+    "regions": "regions found in training",
+    "eval/regions_kept": "regions kept (≥ ¼ of their mass)",
+}
+IGNORED = ("seed", "run", "name", "logger", "resume", "threads")
+# Okabe & Ito's colours, told apart by colour-blind readers, with line styles for print in grey.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
+STYLES = ("-", "--", "-.", ":")
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ in nothing but the seed.
+
+    Attributes:
+        label: what sets them apart from other groups.
+        lines: the metrics of each run.
+    """
+
+    label: str
+    lines: tuple[list[dict[str, Any]], ...]
+
+
+def load(directories: Sequence[Path]) -> list[Group]:
+    """Read runs and group them.
+
+    Raises:
+        RunError: if a directory holds no run, or none is given.
+    """
+    if not directories:
+        raise RunError("no run directories were given; name some, such as 'runs/grid_ftb_*/*'")
+    configs: list[dict[str, Any]] = []
+    for directory in directories:
+        if not (directory / "config.yaml").is_file():
+            raise RunError(f"{directory} is not a run directory: it has no config.yaml")
+        config = flat(yaml.safe_load((directory / "config.yaml").read_text(encoding="utf-8")))
+        configs.append({k: v for k, v in config.items() if not _ignored(k)})
+    differing = sorted(k for k in {k for c in configs for k in c} if len({str(c.get(k)) for c in configs}) > 1)
+    grouped: dict[str, list[list[dict[str, Any]]]] = {}
+    for directory, config in zip(directories, configs, strict=True):
+        label = ", ".join(f"{k} = {config[k]}" for k in differing if config.get(k) is not None) or "all"
+        grouped.setdefault(label, []).append(read_lines(directory / "metrics.jsonl"))
+    return [Group(label, tuple(lines)) for label, lines in sorted(grouped.items())]
+
+
+def _ignored(key: str) -> bool:
+    return any(key == name or key.startswith(name + ".") or key.endswith(".seed") for name in IGNORED)
+
+
+def series(group: Group, name: str) -> tuple[list[int], list[list[float]]]:
+    """Trajectories at which every run of a group has a value of ``name``, and the values there."""
+    tables = [{line["trajectories"]: line[name] for line in lines if name in line} for lines in group.lines]
+    common = sorted(set[int].intersection(*(set(table) for table in tables)))
+    return common, [[table[x] for table in tables] for x in common]
+
+
+def draw(groups: Sequence[Group], path: Path) -> None:
+    """One panel a metric, one line a group: the median over seeds in the range of all of them."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    panels = {name: label for name, label in PANELS.items() if any(series(group, name)[0] for group in groups)}
+    figure, axes = plt.subplots(1, len(panels), figsize=(4.4 * len(panels), 4), layout="constrained", squeeze=False)
+    for axis, (name, label) in zip(axes[0], panels.items(), strict=True):
+        for i, group in enumerate(groups):
+            x, values = series(group, name)
+            colour, style = COLOURS[i % len(COLOURS)], STYLES[i // 2 % len(STYLES)]
+            axis.plot(x, [statistics.median(v) for v in values], style, color=colour, label=group.label)
+            if len(group.lines) > 1:
+                axis.fill_between(x, [min(v) for v in values], [max(v) for v in values], color=colour, alpha=0.15)
+        axis.set(xlabel="trajectories", ylabel=label, ylim=(0, None))
+    axes[0][0].legend(fontsize="small")
+    seeds = sorted({len(group.lines) for group in groups})
+    figure.suptitle(f"median and range of {' or '.join(map(str, seeds))} seed{'s' * (seeds != [1])}", fontsize="medium")
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def table(groups: Sequence[Group]) -> str:
+    """Markdown: the median of the last five evaluations of each run, then median and range over seeds."""
+    names = [name for name in PANELS if any(series(group, name)[0] for group in groups)]
+    rows = [
+        "| runs | seeds | trajectories | " + " | ".join(PANELS[n] for n in names) + " |",
+        "|---" * (3 + len(names)) + "|",
+    ]
+    for group in groups:
+        last = max(line["trajectories"] for lines in group.lines for line in lines)
+        cells = [_cell([_late(lines, name) for lines in group.lines]) for name in names]
+        rows.append(f"| {group.label} | {len(group.lines)} | {last} | " + " | ".join(cells) + " |")
+    return "\n".join(rows) + "\n"
+
+
+def _late(lines: Sequence[Mapping[str, Any]], name: str) -> float:
+    values = [line[name] for line in lines if name in line]
+    return statistics.median(values[-5:]) if values else float("nan")
+
+
+def _cell(values: Sequence[float]) -> str:
+    middle = f"{statistics.median(values):.3g}"
+    return middle if len(values) == 1 else f"{middle} ({min(values):.3g}–{max(values):.3g})"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Draw the runs that match the given patterns; exit code 1 with a message if there are none."""
+    out = Path(next((a.removeprefix("out=") for a in arguments if a.startswith("out=")), "."))
+    patterns = [a for a in arguments if not a.startswith("out=")]
+    try:
+        groups = load([Path(p) for pattern in patterns for p in sorted(glob.glob(pattern))])
+    except RunError as error:
+        print(f"curves: {error}", file=sys.stderr)
+        return 1
+    out.mkdir(parents=True, exist_ok=True)
+    draw(groups, out / "curves.png")
+    (out / "curves.md").write_text(table(groups), encoding="utf-8")
+    print(table(groups), end="")
+    print(f"written to {out / 'curves.png'} and {out / 'curves.md'}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
