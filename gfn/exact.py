@@ -1,7 +1,8 @@
 """Exact answers for enumerable environments, by dynamic programming over the graph of states.
 
-All in float64 and log space; memory is a few numbers for each state and edge, and networks see the
-states in chunks.
+Initial states that lead to no common state are conditions, each with a log Z and distributions of
+its own; those that do share one condition, and its probability evenly. All in float64 and log
+space; memory is a few numbers for each state and edge, and networks see the states in chunks.
 """
 
 from __future__ import annotations
@@ -35,9 +36,10 @@ class StateGraph(Generic[S]):
         source, target: the states each edge joins, long ``[E]``.
         action: the action of each edge, ``[E, ...]``.
         level_ends: for each level from 1 on, how many edges lead to states up to it.
-        initial: position of the initial states, long.
+        initial: positions of the initial states, long ``[I]``.
         terminal: positions of the terminal states, long ``[X]``.
         log_reward: of the terminal states, float64 ``[X]``.
+        condition: number of the condition each state belongs to, long ``[n]``, by first initial state.
     """
 
     env: Environment[S]
@@ -49,6 +51,7 @@ class StateGraph(Generic[S]):
     initial: Tensor
     terminal: Tensor
     log_reward: Tensor
+    condition: Tensor
 
     @property
     def n(self) -> int:
@@ -56,14 +59,21 @@ class StateGraph(Generic[S]):
         return len(self.states)
 
     @property
+    def n_conditions(self) -> int:
+        """Number of conditions C."""
+        return int(self.condition.max()) + 1
+
+    @property
     def log_z(self) -> Tensor:
-        """log Σ_x R(x)."""
-        return self.log_reward.logsumexp(0)
+        """log Σ_x R(x) of each condition, ``[C]``."""
+        total = self.log_reward.new_full((self.n_conditions,), -torch.inf)
+        _scatter_logsumexp(total, self.condition[self.terminal], self.log_reward)
+        return total
 
     @property
     def log_target(self) -> Tensor:
-        """log R(x)/Z of the terminal states, ``[X]``."""
-        return self.log_reward - self.log_z
+        """log R(x)/Z of the terminal states, each within its condition, ``[X]``."""
+        return self.log_reward - self.log_z[self.condition[self.terminal]]
 
     def levels(self) -> Iterator[slice]:
         """The edges into each level, lowest first."""
@@ -96,6 +106,7 @@ def state_graph(env: Any) -> StateGraph[Any]:
     order = level[target].argsort(stable=True)
     ends = torch.bincount(level[target]).cumsum(0)[1:]
     at = terminal.nonzero().squeeze(-1)
+    initial = environment.is_initial(states).nonzero().squeeze(-1)
     return StateGraph(
         env=environment,
         states=states,
@@ -103,10 +114,26 @@ def state_graph(env: Any) -> StateGraph[Any]:
         target=target[order],
         action=action[order],
         level_ends=tuple(ends.tolist()),
-        initial=environment.is_initial(states).nonzero().squeeze(-1),
+        initial=initial,
         terminal=at,
         log_reward=torch.cat([checked_log_reward(environment, states[part]).double() for part in at.split(CHUNK)]),
+        condition=_conditions(n, initial, source, target),
     )
+
+
+def _conditions(n: int, initial: Tensor, source: Tensor, target: Tensor) -> Tensor:
+    """Connected parts of the graph, long ``[n]``, numbered by their first initial state."""
+    label = torch.zeros(n, dtype=torch.long, device=source.device)
+    if len(initial) < 2:
+        return label
+    label += len(initial)
+    label[initial] = torch.arange(len(initial), device=label.device)
+    before = torch.empty_like(label)
+    while not torch.equal(before, label):  # each state takes the lowest label of its neighbours, both ways
+        before = label.clone()
+        label.scatter_reduce_(0, target, label[source], "amin")
+        label.scatter_reduce_(0, source, label[target], "amin")
+    return label.unique(return_inverse=True)[1]
 
 
 def _levels(n: int, source: Tensor, target: Tensor, name: str) -> Tensor:
@@ -159,11 +186,25 @@ def edge_log_pb(graph: StateGraph[S], backward: Policy[S]) -> Tensor:
 
 
 def log_reach(graph: StateGraph[Any], log_pf: Tensor) -> Tensor:
-    """Log-probability that a forward trajectory passes through each state, ``[n]``, given log P_F of the edges."""
-    reach = torch.full((graph.n,), -torch.inf, dtype=torch.float64, device=log_pf.device)
-    reach[graph.initial] = -torch.log(torch.tensor(float(len(graph.initial)), dtype=torch.float64))
+    """Log-probability that a forward trajectory passes through each state, ``[n]``, given log P_F of the edges.
+
+    Each condition has probability one, shared evenly by its initial states.
+    """
+    of_initial = graph.condition[graph.initial]
+    return forward_sum(graph, log_pf, -torch.bincount(of_initial).double().log()[of_initial])
+
+
+def forward_sum(graph: StateGraph[Any], log_weight: Tensor, log_start: Tensor) -> Tensor:
+    """Log of the sum over all paths to each state of the product of weights along them, ``[n]``.
+
+    Args:
+        log_weight: of the edges, ``[E]``.
+        log_start: weight of each initial state, ``[I]``.
+    """
+    reach = torch.full((graph.n,), -torch.inf, dtype=torch.float64, device=log_weight.device)
+    reach[graph.initial] = log_start.double()
     for edges in graph.levels():
-        _scatter_logsumexp(reach, graph.target[edges], reach[graph.source[edges]] + log_pf[edges])
+        _scatter_logsumexp(reach, graph.target[edges], reach[graph.source[edges]] + log_weight[edges])
     return reach
 
 
@@ -196,17 +237,17 @@ def _scatter_logsumexp(out: Tensor, index: Tensor, values: Tensor) -> None:
 
 @torch.no_grad()
 def log_terminal(graph: StateGraph[S], policy: Policy[S]) -> Tensor:
-    """Log-probability with which ``policy`` ends in each terminal state, ``[X]``."""
+    """Log-probability with which ``policy`` ends in each terminal state, given its condition, ``[X]``."""
     return log_reach(graph, edge_log_pf(graph, policy))[graph.terminal]
 
 
 def log_partition(env: Any) -> Tensor:
-    """log Σ_x R(x) of an enumerable environment, without listing its edges."""
+    """log Σ_x R(x) of an enumerable environment with one initial state, ``[1]``, without listing its edges."""
     listed, environment = cast("Enumerable[Any]", env), cast("Environment[Any]", env)
     states = listed.enumerate()
     terminal = environment.is_terminal(states).nonzero().squeeze(-1)
     parts = [checked_log_reward(environment, states[part]).double() for part in terminal.split(CHUNK)]
-    return torch.cat(parts).logsumexp(0)
+    return torch.cat(parts).logsumexp(0, keepdim=True)
 
 
 @torch.no_grad()

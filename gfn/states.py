@@ -111,7 +111,7 @@ def from_tensors(tensors: Mapping[str, Tensor], like: S) -> S:
     """The states that :func:`to_tensors` was given, which are of the kind of ``like``."""
     if isinstance(like, Tensor):
         return cast(S, tensors["states"])
-    return cast(Any, type(like)).from_tensors(tensors)
+    return cast(Any, like).from_tensors(tensors)  # through the batch itself: it may hold batches of other kinds
 
 
 def fingerprints(states: States) -> Tensor:

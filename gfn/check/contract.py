@@ -156,12 +156,18 @@ class Contract(Generic[S]):
 
 
 def parts(states: Any) -> dict[str, Any]:
-    """The data a batch is made of: itself if a tensor, else its fields."""
+    """The data a batch is made of: itself if a tensor, else its fields, those of batches within it as ``a.b``."""
     if isinstance(states, Tensor):
         return {"": states}
-    if is_dataclass(states):
-        return {f.name: getattr(states, f.name) for f in fields(states)}
-    return dict(vars(states))
+    if not is_dataclass(states):
+        return dict(vars(states))
+    found: dict[str, Any] = {}
+    for name in (f.name for f in fields(states)):
+        value = getattr(states, name)
+        found |= (
+            {f"{name}.{k}".rstrip("."): v for k, v in parts(value).items()} if is_dataclass(value) else {name: value}
+        )
+    return found
 
 
 def form(states: Any) -> str:

@@ -153,7 +153,7 @@ class FlowLogZ(Partition):
 
 
 class ExactLogZ(Partition):
-    """The true log Z, by enumeration; for tests, and to study objectives apart from estimating it.
+    """The true log Z of each trajectory's condition, by enumeration; to study objectives apart from estimating it.
 
     Raises:
         ValueError: if the environment cannot be enumerated (nor then its log Z be known).
@@ -161,13 +161,25 @@ class ExactLogZ(Partition):
 
     def __init__(self, env: Any):
         super().__init__()
-        if not isinstance(env, Enumerable):
+        if not isinstance(listed := env, Enumerable):
             raise ValueError(
                 f"ExactLogZ needs an environment with enumerate and index; {type(env).__name__} has none: "
                 "use partition=learned or partition=devgrad"
             )
+        self.index = listed.index
+        environment: Any = listed
+        initial: Tensor = environment.is_initial(listed.enumerate()).nonzero().squeeze(-1)
         self.value: Tensor
-        self.register_buffer("value", exact.log_partition(env))
+        self.initial: Tensor
+        self.register_buffer("initial", initial)
+        if len(initial) == 1:
+            value = exact.log_partition(env)
+        else:
+            graph = exact.state_graph(env)
+            value = graph.log_z[graph.condition[initial]]
+        self.register_buffer("value", value)
 
     def forward(self, scores: Scores, divergence: Divergence) -> Tensor:
-        return self.value.expand(len(scores.log_reward))
+        if len(self.value) == 1:
+            return self.value.expand(len(scores.log_reward))
+        return self.value[torch.searchsorted(self.initial, self.index(scores.initial))]
