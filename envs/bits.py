@@ -165,7 +165,7 @@ class BitSequences(DiscreteEnvironment[Tensor]):
         distance, nearest = self._distances(states).min(1)
         return {"modes": nearest.where(distance <= self.radius, -1), "mode_states": nearest.where(distance == 0, -1)}
 
-    def test_states(self, generator: torch.Generator | None = None) -> Tensor:
+    def benchmark_states(self, generator: torch.Generator | None = None) -> Tensor:
         """The published test set: for each mode and each i from 0 to n − 1, the mode with i random bits flipped."""
         count = torch.arange(self.bits, device=self.device).repeat(len(self.mode_bits))
         order = torch.rand(len(count), self.bits, generator=generator, device=self.device).argsort(1).argsort(1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import hydra
 
@@ -36,8 +36,10 @@ def evaluate(directory: Path, n_samples: int, seed: int, threads: int) -> dict[s
 
     torch.set_num_threads(threads)
     config, parts, step = open_run(directory)
-    exact = (config.get("evaluator") or {}).get("exact", True)
-    evaluator = Evaluator(parts["env"], parts["objective"], n_samples=n_samples, exact=exact, seed=seed)
+    configured: dict[str, Any] = config.get("evaluator") or {}
+    kept = {key: value for key, value in configured.items() if not key.startswith("_")}
+    kept |= {"n_samples": n_samples, "seed": seed}
+    evaluator = Evaluator(parts["env"], parts["objective"], **kept)
     result = evaluator(step)
     target = directory / "evaluation.json"
     target.write_text(json.dumps({"step": step, "n_samples": n_samples, "seed": seed, **result}, indent=2) + "\n")

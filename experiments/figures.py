@@ -13,6 +13,7 @@ from experiments.build import Run
 from gfn import exact
 from gfn.callbacks import read_lines
 from gfn.environment import as_multimodal
+from gfn.metrics import total_variation
 
 
 @runtime_checkable
@@ -46,7 +47,7 @@ def draw_distribution(run: Run, graph: exact.StateGraph[Any], path: Path) -> Pat
     env, policy = run.parts["env"], run.parts["policy"]
     learned = exact.log_terminal(graph, policy).cpu()
     target, terminal = graph.log_target.cpu(), graph.states[graph.terminal]
-    tv = float((learned.exp() - target.exp()).abs().sum()) / 2
+    tv = total_variation(learned, target) / graph.n_conditions
     if isinstance(env, Drawable):
         pictures = {"target": env.image(terminal, target.exp()), "learned": env.image(terminal, learned.exp())}
         figure, axes = plt.subplots(1, 2, figsize=(9, 4), layout="constrained")

@@ -142,6 +142,24 @@ class Multimodal(Protocol):
         ...
 
 
+@runtime_checkable
+class Tested(Protocol):
+    """An environment with a published set of terminal states on which probabilities are compared with rewards."""
+
+    def benchmark_states(self, generator: torch.Generator | None = None, /) -> Any:
+        """The terminal states of the test set; random choices in it are drawn from ``generator``."""
+        ...
+
+
+@runtime_checkable
+class Measured(Protocol):
+    """An environment that knows how far apart terminal states are."""
+
+    def distance(self, first: Any, second: Any, /) -> Tensor:
+        """Distance of two batches row by row, ``[N]``."""
+        ...
+
+
 def as_discrete(env: Environment[S]) -> DiscreteEnvironment[S] | None:
     """``env`` itself if its actions have dense masks, else None."""
     return env if isinstance(env, DiscreteEnvironment) else None
@@ -155,6 +173,16 @@ def as_enumerable(env: Environment[S]) -> Enumerable[S] | None:
 def as_multimodal(env: Environment[Any]) -> Multimodal | None:
     """``env`` itself if it knows its modes, else None."""
     return env if isinstance(env, Multimodal) else None
+
+
+def as_tested(env: Environment[Any]) -> Tested | None:
+    """``env`` itself if it has a test set, else None."""
+    return env if isinstance(env, Tested) else None
+
+
+def as_measured(env: Environment[Any]) -> Measured | None:
+    """``env`` itself if it has a distance, else None."""
+    return env if isinstance(env, Measured) else None
 
 
 def checked_log_reward(env: Environment[S], states: S) -> Tensor:

@@ -136,14 +136,14 @@ def test_published_modes() -> None:
 
 def test_published_test_set() -> None:
     env = Append()
-    states = env.test_states(torch.Generator().manual_seed(0))
+    states = env.benchmark_states(torch.Generator().manual_seed(0))
     assert states.shape == (60 * 120, 15)
     assert env.is_terminal(states).all()
     origin = env.words_of(env.mode_bits).repeat_interleave(120, 0)
     assert env.distance(states, origin).tolist() == list(range(120)) * 60
-    again = env.test_states(torch.Generator().manual_seed(0))
+    again = env.benchmark_states(torch.Generator().manual_seed(0))
     assert torch.equal(states, again)
-    assert not torch.equal(states, env.test_states(torch.Generator().manual_seed(1)))
+    assert not torch.equal(states, env.benchmark_states(torch.Generator().manual_seed(1)))
     flips = (env.bits_of(states)[0] != env.bits_of(origin)[0]).float().mean(0)  # each bit in half of all cases
     assert float((flips - 119 / 240).abs().max()) < 4 * (0.25 / 7200) ** 0.5
 

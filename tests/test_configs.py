@@ -21,6 +21,10 @@ NEEDED = {  # options that leave a value to the user, or go with others
     "env/reward/user": ["++env.reward.function=tests.toy.bumps"],
     "divergence/from_generator": ["++divergence.f=tests.toy.generator"],
     "divergence/from_loss": ["++divergence.function=tests.toy.loss"],
+    "env/bits": ["env.bits=8"],
+    "env/bits_prepend_append": ["env.bits=8"],
+    "env/bits_insert": ["env.bits=8"],
+    "env/conditional": ["env.env.side=4"],
     "sampler/data": ["++sampler.data=tests.toy.diagonal"],
     **{f"sampler/buffer/{name}": ["sampler=replay"] for name in ("uniform", "reward", "rank", "recent", "mixed")},
 }
@@ -33,7 +37,9 @@ EXPERIMENTS = [f.removeprefix("experiment/") for f in FILES if f.startswith("exp
 def overrides_for(option: str) -> list[str]:
     group, _, name = option.rpartition("/")
     small = [
-        o for o in SMALL if not (option == "env/custom" and o.startswith("env.")) and not o.startswith(f"{group}=")
+        o
+        for o in SMALL
+        if not (group == "env" and name != "hypergrid" and o.startswith("env.")) and not o.startswith(f"{group}=")
     ]
     return [f"{group}={name}", *NEEDED.get(option, []), *small]
 

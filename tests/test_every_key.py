@@ -20,6 +20,10 @@ STALE = ("sampler=stale", "sampler.batch_size=8", "trainer.lr=0.1")
 OTHERS = "[{_target_:gfn.samplers.OnPolicy,seed:3},{_target_:gfn.samplers.OnPolicy,seed:4}]"
 LEARNED = ("partition=learned", "divergence=reverse_kl")
 EXPLORING = ("exploration=epsilon", "exploration.epsilon=0.5")  # ratios to the behaviour policy other than 1
+BITS = ("env=bits_prepend_append", "env.bits=8", "env.modes=2")
+CONDITIONS = ("env=conditional", "sampler.group_size=4", "env.env.side=4")
+PREFERENCES = ("env=preferences", "sampler.group_size=4")
+ENVS = "[{_target_:envs.hypergrid.Hypergrid,side:4},{_target_:envs.hypergrid.Hypergrid,side:4}]"
 # key: (overrides that bring it in, another value)
 CHANGES: dict[str, tuple[tuple[str, ...], str]] = {
     "seed": ((), "1"),
@@ -115,6 +119,25 @@ CHANGES: dict[str, tuple[tuple[str, ...], str]] = {
     "evaluator.n_samples": ((), "17"),
     "evaluator.exact": ((), "false"),
     "evaluator.seed": ((), "9"),
+    "evaluator.conditions": ((*CONDITIONS, "evaluator.exact=false"), "3"),
+    "evaluator.top_k": ((), "200"),
+    "evaluator.test_states": (BITS, "7"),
+    "evaluator.backward_samples": (BITS, "2"),
+    "env.bits": (BITS, "16"),
+    "env.word": (BITS, "2"),
+    "env.modes": (BITS, "3"),
+    "env.exponent": (BITS, "1.0"),
+    "env.radius": (BITS, "0"),
+    "env.seed": (BITS, "2"),
+    "env.exponents": (CONDITIONS, "[0.5,1.5]"),
+    "env.env.side": (CONDITIONS, "5"),
+    "env.env.ndim": (CONDITIONS, "3"),
+    "env.env.reward.r0": (CONDITIONS, "0.2"),
+    "env.env.reward.r1": (CONDITIONS, "0.9"),
+    "env.env.reward.r2": ((*CONDITIONS, "env.env.side=8"), "5.0"),
+    "env.envs": (PREFERENCES, ENVS),
+    "env.weights": (PREFERENCES, "[[0.2,0.8],[0.3,0.7]]"),
+    "env.combine": (PREFERENCES, "sum"),
     "logger.metrics.every": ((), "2"),
     "logger.metrics.path": ((), "${run}/other.jsonl"),
     "logger.tensorboard.directory": (("logger=default",), "${run}/events"),
