@@ -1,4 +1,4 @@
-"""Members of the f-divergence family beyond the α family (f-TB, section 1; all with f''(1) = 1 but the last)."""
+"""Members of the f-divergence family beyond the α family; all with f''(1) = 1 but the last."""
 
 from __future__ import annotations
 
