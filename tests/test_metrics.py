@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
+from scipy.stats import spearmanr
 
 from gfn.metrics import (
+    diversity,
     effective_sample_size,
     evidence_bound,
     jsd,
     kl,
     l1_sum,
     log_z_estimate,
+    log_z_ladder,
     modes_kept,
     pearson,
+    spearman,
+    top_k_mean,
     total_variation,
 )
 
@@ -111,3 +117,63 @@ def test_modes_without_target_mass_are_not_kept() -> None:
     label = torch.tensor([0, 1])
     assert modes_kept(label, logs(0.5, 0.5), logs(1.0, 0.0)) == 1
     assert modes_kept(torch.tensor([-1, -1]), logs(0.5, 0.5), logs(0.5, 0.5)) == 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_spearman_shares_the_ranks_of_equal_values(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randint(6, (40,), generator=generator).double()
+    y = x + torch.randint(5, (40,), generator=generator)
+    assert spearman(x, y) == pytest.approx(spearmanr(x.numpy(), y.numpy()).statistic, abs=1e-12)
+    assert spearman(x, y) != pytest.approx(pearson(x, y), abs=1e-3)
+    assert spearman(x, (3 * y).exp()) == pytest.approx(spearman(x, y), abs=1e-12), "only order counts"
+
+
+def test_spearman_by_hand() -> None:
+    """Ranks 1, 2.5, 2.5, 4 against 1, 2, 3, 4: 4.5/√(4.5 · 5)."""
+    x, y = torch.tensor([0.0, 1.0, 1.0, 9.0]), torch.tensor([-math.inf, 0.0, 2.0, 3.0])
+    assert spearman(x, y) == pytest.approx(4.5 / 22.5**0.5)
+    assert spearman(x, -y) == pytest.approx(-4.5 / 22.5**0.5)
+    longer = torch.cat([x, torch.tensor([math.nan])]), torch.cat([y, torch.tensor([5.0])])
+    assert spearman(*longer) == spearman(x, y)
+    assert math.isnan(spearman(torch.ones(4), y))
+
+
+def test_top_k() -> None:
+    values = torch.tensor([3.0, -1.0, 5.0, 4.0])
+    assert [top_k_mean(values, k) for k in (1, 2, 4, 9)] == [5.0, 4.5, 2.75, 2.75]
+
+
+def test_diversity_is_the_mean_over_pairs() -> None:
+    states = torch.tensor([[0, 0], [0, 1], [1, 1]])
+    assert diversity(states, lambda a, b: (a != b).sum(1)) == pytest.approx((1 + 2 + 1) / 3)
+    assert diversity(states[[0, 0]], lambda a, b: (a != b).sum(1)) == 0
+
+
+def test_log_z_ladder_by_hand() -> None:
+    """Weights 1 and e²: log of mean weights, of their means of roots and inverses, and the mean logarithm."""
+    ladder = log_z_ladder(torch.tensor([0.0, 2.0]))
+    mean = math.log((1 + math.exp(2)) / 2)
+    half = 2 * math.log((1 + math.exp(1)) / 2)
+    inverse = -math.log((1 + math.exp(-2)) / 2)
+    assert ladder == pytest.approx([mean, half, 1.0, inverse], abs=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_log_z_ladder_goes_down_from_the_importance_estimate_through_the_elbo(seed: int) -> None:
+    log_weight = 2 * torch.randn(50, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) + 7
+    ladder = log_z_ladder(log_weight, (-1.0, 0.0, 0.3, 1.0, 1.5, 3.0))
+    assert all(higher > lower + 1e-3 for higher, lower in pairwise(ladder))
+    assert ladder[1] == pytest.approx(log_z_estimate(log_weight), abs=1e-9)
+    assert ladder[3] == pytest.approx(evidence_bound(log_weight), abs=1e-9)
+    assert log_z_ladder(torch.full((5,), 1.7)) == pytest.approx([1.7] * 4, abs=1e-6)
+
+
+def test_the_ladder_estimates_the_divergence_from_the_target() -> None:
+    """log Ẑ_0 − log Ẑ_1 → KL(p‖q) for samples of p with weights Z q/p."""
+    p, q = logs(0.5, 0.3, 0.2), logs(0.2, 0.3, 0.5)
+    drawn = torch.multinomial(p.exp(), 40_000, replacement=True, generator=torch.Generator().manual_seed(0))
+    ladder = log_z_ladder((3.0 + q - p)[drawn])
+    assert ladder[0] == pytest.approx(3.0, abs=0.03)
+    assert ladder[0] - ladder[2] == pytest.approx(kl(p, q), abs=0.03)
+    assert kl(p, q) > 0.2
