@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from itertools import pairwise
@@ -143,7 +144,7 @@ class CertainBackward(Policy[S]):
 
 
 class Prior(Policy[S]):
-    """A frozen forward policy π in the place of P_B.
+    """A frozen copy of a forward policy π in the place of P_B.
 
     Trajectory balance then becomes relative trajectory balance, whose solution is
     P_F(τ) ∝ π(τ) R(x): log π_ref of a language model, a pretrained diffusion process (Venkatraman
@@ -152,7 +153,7 @@ class Prior(Policy[S]):
 
     def __init__(self, policy: Policy[S]):
         super().__init__()
-        self.policy = policy.requires_grad_(False)
+        self.policy = copy.deepcopy(policy).requires_grad_(False)  # the one given may well be the one that is trained
 
     def distribution(self, states: S) -> ActionDistribution:
         raise TypeError("Prior scores forward steps and cannot sample backward; use a backward policy for that")

@@ -140,3 +140,14 @@ def test_policies_score_steps_by_the_state_they_leave_or_enter() -> None:
         assert torch.allclose(policy.log_prob(t)[step], policy.distribution(left).log_prob(action)[0], atol=1e-6)
         back = backward.distribution(entered).log_prob(action)[0]
         assert torch.allclose(backward.log_prob_backward(t)[step], back, atol=1e-6)
+
+
+def test_prior_is_a_copy_that_training_leaves_alone() -> None:
+    env = Hypergrid(3)
+    policy = MLPPolicy(env, 4)
+    prior = Prior(policy)
+    assert all(p.requires_grad for p in policy.parameters())
+    assert not any(p.requires_grad for p in prior.parameters())
+    with torch.no_grad():
+        next(policy.parameters()).add_(1.0)
+    assert not torch.equal(next(policy.parameters()), next(prior.parameters()))
