@@ -11,13 +11,14 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Generic, Literal, Self, TypeVar
+from typing import Any, Generic, Literal, Self, TypeVar, cast
 
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from gfn.environment import DiscreteEnvironment, as_enumerable, as_multimodal
+from gfn.environment import DiscreteEnvironment, as_enumerable, as_measured, as_multimodal
+from gfn.flows import Potential, Stoppable
 from gfn.states import States, cat, from_tensors, to_tensors
 
 S = TypeVar("S", bound=States)
@@ -58,8 +59,8 @@ class Conditioned(Generic[S]):
 class Conditional(DiscreteEnvironment[Conditioned[S]]):
     """An environment with one of C targets, drawn evenly by ``reset``; steps and masks are the environment's own.
 
-    It can list its states, and names modes (each of them once for each condition), where the
-    environment does.
+    Where the environment lists states, names modes (here each of them once for each condition) or
+    knows distances, potentials and an action that stops, so does this.
 
     Args:
         env: whose graph is walked.
@@ -82,6 +83,12 @@ class Conditional(DiscreteEnvironment[Conditioned[S]]):
         if modal is not None:
             self.mode_counts: Mapping[str, int] = {k: self.n_conditions * n for k, n in modal.mode_counts.items()}
             self.modes = self._modes
+        if as_measured(self.env) is not None:
+            self.distance = self._distance
+        if all(isinstance(env, Potential) for env in self._rewarding()):
+            self.log_potential = self._log_potential
+        if isinstance(self.env, Stoppable):
+            self.stop_action = self.env.stop_action
 
     def to(self, device: torch.device | str) -> Self:
         moved = super().to(device)
@@ -89,9 +96,13 @@ class Conditional(DiscreteEnvironment[Conditioned[S]]):
         moved._offer()
         return moved
 
+    def _rewarding(self) -> Sequence[DiscreteEnvironment[S]]:
+        """The environments that rewards are made of."""
+        return (self.env,)
+
     @abstractmethod
-    def _log_reward(self, states: S, condition: Tensor) -> Tensor:
-        """Log-reward of terminal states of the environment under their conditions, ``[N]``."""
+    def _combined(self, log_values: Sequence[Tensor], condition: Tensor) -> Tensor:
+        """Log-reward under each condition from those of the environments rewards are made of, ``[N]`` each."""
 
     def reset(self, n: int, generator: torch.Generator | None = None) -> Conditioned[S]:
         condition = torch.randint(self.n_conditions, (n,), generator=generator, device=self.device)
@@ -110,7 +121,7 @@ class Conditional(DiscreteEnvironment[Conditioned[S]]):
         return self.env.is_terminal(states.inner)
 
     def log_reward(self, states: Conditioned[S]) -> Tensor:
-        return self._log_reward(states.inner, states.condition)
+        return self._combined([env.log_reward(states.inner).double() for env in self._rewarding()], states.condition)
 
     def forward_mask(self, states: Conditioned[S]) -> Tensor:
         return self.env.forward_mask(states.inner)
@@ -150,6 +161,15 @@ class Conditional(DiscreteEnvironment[Conditioned[S]]):
         labels = modal.modes(states.inner)
         return {k: (v * self.n_conditions + states.condition).where(v >= 0, -1) for k, v in labels.items()}
 
+    def _distance(self, first: Conditioned[S], second: Conditioned[S]) -> Tensor:
+        measured = as_measured(self.env)
+        assert measured is not None
+        return measured.distance(first.inner, second.inner)
+
+    def _log_potential(self, states: Conditioned[S]) -> Tensor:
+        potentials = [cast(Potential, env).log_potential(states.inner).double() for env in self._rewarding()]
+        return self._combined(potentials, states.condition)
+
 
 class RewardExponents(Conditional[S]):
     """The exponent β as a condition: targets R(x)^β, one for each exponent (a temperature is its inverse).
@@ -168,8 +188,8 @@ class RewardExponents(Conditional[S]):
         super().__init__(env, [f"exponent {value:g}" for value in exponents])
         self.exponents = torch.tensor(exponents, dtype=torch.float64)
 
-    def _log_reward(self, states: S, condition: Tensor) -> Tensor:
-        return self.exponents[condition] * self.env.log_reward(states).double()
+    def _combined(self, log_values: Sequence[Tensor], condition: Tensor) -> Tensor:
+        return self.exponents[condition] * log_values[0]
 
 
 class Preferences(Conditional[S]):
@@ -198,8 +218,8 @@ class Preferences(Conditional[S]):
             )
         if combine not in ("product", "sum"):
             raise ValueError(f"Preferences: combine must be product or sum, got {combine!r}")
-        super().__init__(envs[0], ["weights " + " ".join(f"{w:g}" for w in row) for row in weights])
         self.envs, self.combine = tuple(envs), combine
+        super().__init__(envs[0], ["weights " + " ".join(f"{w:g}" for w in row) for row in weights])
         self.weights = torch.tensor([list(row) for row in weights], dtype=torch.float64)
 
     def to(self, device: torch.device | str) -> Self:
@@ -207,8 +227,11 @@ class Preferences(Conditional[S]):
         moved.envs = tuple(env.to(device) for env in self.envs)
         return moved
 
-    def _log_reward(self, states: S, condition: Tensor) -> Tensor:
-        each = torch.stack([env.log_reward(states).double() for env in self.envs], 1)
+    def _rewarding(self) -> Sequence[DiscreteEnvironment[S]]:
+        return self.envs
+
+    def _combined(self, log_values: Sequence[Tensor], condition: Tensor) -> Tensor:
+        each = torch.stack(list(log_values), 1)
         weight = self.weights[condition]
         if self.combine == "sum":
             return (each + weight.log()).logsumexp(1)

@@ -14,9 +14,9 @@ from envs.hypergrid import Classic, Cosine, Hypergrid, UserReward
 from gfn import exact, metrics
 from gfn.check import check_environment
 from gfn.conditioning import Conditioned, Preferences, RewardExponents
-from gfn.environment import as_enumerable, as_multimodal
+from gfn.environment import Measured, as_enumerable, as_multimodal
 from gfn.evaluation import Evaluator
-from gfn.flows import MLPFlow
+from gfn.flows import ForwardLooking, ImpliedByStop, MLPFlow
 from gfn.objectives import Alpha, ConditionalLogZ, DevGrad, ExactLogZ, LearnedLogZ, Objective, ReverseKL
 from gfn.policies import MLPPolicy, Uniform, UniformBackward
 from gfn.samplers import OnPolicy
@@ -118,6 +118,33 @@ def test_a_weight_of_zero_forgives_a_reward_of_zero() -> None:
     env = Preferences([Hypergrid(2, 1), zero], [[1, 0], [1, 1]])
     state = Conditioned(cat([zero.enumerate()[2:3]] * 2), torch.arange(2))
     assert env.log_reward(state).tolist() == [float(Hypergrid(2, 1).log_reward(zero.enumerate()[2:3])), -math.inf]
+
+
+@pytest.mark.parametrize("env", [tempered(), preferring("sum")], ids=["exponents", "sum"])
+def test_forward_looking_flows_know_the_condition(env: Any) -> None:
+    """The potential of an end is its reward; the same point has another one under each condition."""
+    states = env.enumerate()
+    ends = states[env.is_terminal(states)]
+    torch.testing.assert_close(env.log_potential(ends), env.log_reward(ends))
+    torch.testing.assert_close(env.log_potential(states[~env.is_terminal(states)]), env.log_reward(ends))
+    assert len(env.log_potential(states[[31, 63, 95]]).unique()) == 3
+    assert env.stop_action == 2
+    policy = MLPPolicy(env, 8, 1)
+    correction = MLPFlow(env, policy)
+    torch.testing.assert_close(
+        ForwardLooking(env, correction)(states), correction(states) + env.log_potential(states), atol=1e-6, rtol=0
+    )
+    assert ImpliedByStop(env, policy)(states[:3]).shape == (3,)
+    plain: Any = RewardExponents(Listed([[1], [-1]]), EXPONENTS)
+    with pytest.raises(ValueError, match="log_potential"):
+        ForwardLooking(plain, MLPFlow(env, policy))
+
+
+def test_distances_are_those_of_the_environment() -> None:
+    env: Any = RewardExponents(Insert(4, 2, ["0110"]), [1.0, 3.0])
+    a, b = (Conditioned(torch.tensor(words), torch.tensor([c])) for c, words in enumerate(([[0, 3]], [[1, 3]])))
+    assert env.distance(a, b).tolist() == [1]
+    assert not isinstance(tempered(), Measured)
 
 
 @pytest.mark.parametrize("wrong", [[], [1.0, 0.0], [-1.0], [math.inf]])
