@@ -75,6 +75,7 @@ def test_noise_adds_variance_except_where_an_action_is_certain() -> None:
     noisy = Gaussian(MEAN, torch.tensor([[3.0, 0.0], [0.0, 0.0]])).noisier(4.0)
     assert noisy.std.tolist() == [[5.0, 0.0], [0.0, 0.0]]
     assert noisy.mean is MEAN
+    assert Gaussian(MEAN, torch.full((2, 2), 0.75)).noisier(1.0).std.unique().tolist() == [1.25]
 
 
 def test_a_gaussian_has_no_uniform_counterpart() -> None:
@@ -145,6 +146,7 @@ def test_temperature_flattens() -> None:
     assert probabilities(exploration(skewed(), 0)) == pytest.approx([0.2, 0.8, 0.0])
     assert probabilities(exploration(skewed(), 5)) == pytest.approx([1 / 3, 2 / 3, 0.0])
     assert exploration.settings(5) == {"temperature": 2.0}
+    assert probabilities(Tempered(0.5)(skewed(), 0)) == pytest.approx([1 / 17, 16 / 17, 0.0])
     with pytest.raises(ValueError, match="temperature must be positive, got 0"):
         Tempered(0)
 

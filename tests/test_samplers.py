@@ -61,6 +61,11 @@ def test_groups_fill_the_batch(batch_size: int, group_size: int | None) -> None:
         on_policy(batch_size=batch_size, group_size=group_size)
 
 
+def test_the_smallest_batch_is_one_trajectory_and_the_usual_one_sixteen() -> None:
+    assert len(on_policy(batch_size=1, group_size=1)(0)) == 1
+    assert len(on_policy()(0)) == 16
+
+
 def test_batches_differ_and_know_their_step() -> None:
     sampler = on_policy(batch_size=16)
     one, two = sampler(3), sampler(4)
@@ -74,6 +79,7 @@ def test_the_seed_decides_and_the_global_generator_does_not() -> None:
     torch.manual_seed(99)
     assert on_policy(seed=1)(0).actions.tolist() == first
     assert on_policy(seed=2)(0).actions.tolist() != first
+    assert on_policy()(0).actions.equal(on_policy(seed=0)(0).actions)
 
 
 def test_a_sampler_goes_on_from_where_it_was_saved() -> None:
