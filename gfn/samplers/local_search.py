@@ -28,7 +28,9 @@ class LocalSearch(Generic[S]):
     ``metropolis`` accepts with probability min(1, R(x')P_B(τ'|x') q(τ|τ') / R(x)P_B(τ|x) q(τ'|τ)), q the
     probability of undoing as many steps as it takes and redoing the other's. Given the number of
     steps it is reversible with respect to R(x)P_B(τ|x)/Z, so that the ends are a Markov chain
-    reversible with respect to R/Z, and trajectories drawn from R(x)P_B(τ|x)/Z stay so.
+    reversible with respect to R/Z, and trajectories drawn from R(x)P_B(τ|x)/Z stay so. Whether every
+    end can be reached is another matter: where lengths differ, a ``fraction`` below 1 can cut short
+    trajectories off from long ones for good; 1, or two and more ``steps``, do not on a hypergrid.
 
     Args:
         env: where to search.
