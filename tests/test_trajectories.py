@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
 
-from gfn.trajectories import Trajectories, order_by_trajectory
+from gfn.trajectories import Trajectories, chosen, order_by_trajectory
 
 LENGTHS = [3, 1, 4, 2]
 
@@ -139,3 +140,65 @@ def test_the_order_in_time_is_kept_in_large_batches() -> None:
     alive = [(lengths > time).nonzero().squeeze(1) for time in range(20)]
     by_step = torch.cat([rows * 100 + time for time, rows in enumerate(alive)])
     assert by_step[order_by_trajectory(alive)].equal(by_step.sort().values)
+
+
+def test_states_at_a_time() -> None:
+    assert packed(plain()).at(torch.tensor([0, 1, 4, 1])).tolist() == [0, 101, 204, 301]
+
+
+def test_splicing_keeps_a_beginning_and_adds_the_rest() -> None:
+    # The first 2, 0, 3 and 1 steps; what comes after begins where they end.
+    kept = [2, 0, 3, 1]
+    rest = [
+        one._replace(states=[old.states[k], *one.states[1:]], log_reward=7.0 + b, version=50 + b)
+        for b, (one, old, k) in enumerate(zip(plain([1, 2, 3, 1]), plain(), kept, strict=True))
+    ]
+    wanted = [
+        old._replace(
+            states=old.states[:k] + new.states,
+            actions=old.actions[:k] + new.actions,
+            log_prob=old.log_prob[:k] + new.log_prob,
+            log_reward=new.log_reward,
+            version=new.version,
+        )
+        for old, new, k in zip(plain(), rest, kept, strict=True)
+    ]
+    assert_same(packed(plain()).spliced(torch.tensor(kept), packed(rest)), wanted)
+
+
+def test_each_trajectory_is_chosen_from_one_of_two_batches() -> None:
+    other = [one._replace(version=99) for one in plain([1, 2, 1, 4])]
+    which = torch.tensor([True, False, False, True])
+    wanted = [a if w else b._replace(group=a.group) for a, b, w in zip(plain(), other, which.tolist(), strict=True)]
+    assert_same(chosen(which, packed(plain()), packed(other)), wanted)
+
+
+def test_trajectories_are_written_as_tensors_and_read_back() -> None:
+    t = packed(plain())
+    again = Trajectories.from_tensors(t.tensors(), torch.zeros(1, dtype=torch.long))
+    assert_same(again, plain())
+    moved = t.to("meta")
+    assert {str(x.device) for x in vars(moved).values()} == {"meta"}
+
+
+def test_grouping_by_initial_state() -> None:
+    parts = [one._replace(group=b) for b, one in enumerate(plain())]
+    parts = [one._replace(states=[one.states[0] % 200, *one.states[1:]]) for one in parts]  # 0 100 0 100
+    group = packed(parts).grouped_by_initial().group.tolist()
+    assert group[0] == group[2] != group[1] == group[3]
+
+
+def test_joining_takes_the_widest_type_and_leaves_empty_batches_out_of_the_count() -> None:
+    t = packed(plain())
+    precise = replace(packed(plain()), log_reward=torch.full((4,), 1 / 3, dtype=torch.float64))
+    whole = Trajectories.cat([t, t[:0], precise])
+    assert whole.log_reward.dtype == torch.float64
+    assert whole.log_reward[-1] == 1 / 3, "no digit is lost"
+    assert whole.group.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert len(Trajectories.cat([t[:0], t[:0]])) == 0
+
+
+def test_parts_on_different_devices_are_refused() -> None:
+    t = packed(plain())
+    with pytest.raises(ValueError, match=r"expected parts on one device, got \['cpu', 'meta'\]"):
+        Trajectories.cat([t, t.to("meta")])
