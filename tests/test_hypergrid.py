@@ -70,6 +70,7 @@ def test_features_are_one_hot_coordinates_in_the_default_dtype() -> None:
     env = Hypergrid(3, 2)
     features = env.encode(grid_states((0, 2), (1, 0)))
     assert features.tolist() == [[1, 0, 0, 0, 0, 1], [0, 1, 0, 1, 0, 0]]
+    assert features.shape == (2, env.n_features)
     assert features.dtype == torch.float32
 
 
@@ -138,6 +139,15 @@ def test_modes_of_a_grid_too_large_to_list_are_its_corners() -> None:
     corner = grid_states((6,) * 8, (1,) * 8, (0,) * 8, stopped=True)
     assert env.mode_counts == {"regions": 256}
     assert {name: label.tolist() for name, label in env.modes(corner).items()} == {"regions": [255, 0, -1]}
+
+
+def test_the_picture_of_a_distribution_sums_over_all_but_two_axes() -> None:
+    env = Hypergrid(3, 3)
+    states = grid_states((0, 1, 0), (0, 1, 2), (2, 0, 1), stopped=True)
+    picture = env.image(states, torch.tensor([0.25, 0.5, 1.0]))
+    assert picture.tolist() == [[0, 0, 1], [0.75, 0, 0], [0, 0, 0]]
+    line = Hypergrid(3, 1)
+    assert line.image(grid_states((2,), (0,)), torch.tensor([0.5, 1.0])).tolist() == [[1, 0, 0.5]]
 
 
 def test_an_environment_moves_to_a_device_with_its_tensors() -> None:

@@ -41,6 +41,11 @@ def test_a_trunk_has_width_and_depth(width: int, depth: int) -> None:
         Trunk(Hypergrid(3, 2), width, depth)
 
 
+def test_the_smallest_trunk_is_one_layer_of_one_unit() -> None:
+    env = Hypergrid(3, 2)
+    assert Trunk(env, 1, 1)(env.reset(4)).shape == (4, 1)
+
+
 def test_features_are_brought_to_the_dtype_of_the_weights() -> None:
     env = Hypergrid(3, 2)
     policy = MLPPolicy(env, width=4).double()
