@@ -8,7 +8,7 @@ run), ``cosine:1e-3:1e-5:5000`` (over 5000 steps), ``exponential:1:0.01``, ``cyc
 from __future__ import annotations
 
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from experiments.schema import parameter_types
@@ -22,7 +22,7 @@ def expand_schedules(node: Any, steps: int) -> Any:
     if isinstance(node, Mapping):
         hints = _schedule_hints(node)
         return {
-            key: _expand(value, steps) if key in hints and isinstance(value, str) else expand_schedules(value, steps)
+            key: _expand(value, steps) if key in hints else expand_schedules(value, steps)
             for key, value in node.items()
         }
     if isinstance(node, list):
@@ -35,15 +35,24 @@ def _schedule_hints(node: Mapping[str, Any]) -> set[str]:
         hints = parameter_types(locate(node["_target_"])) if "_target_" in node else {}
     except TargetError:
         return set()
-    return {
-        key
-        for key, hint in hints.items()
-        if any(getattr(option, "__name__", "") == "Schedule" for option in typing.get_args(hint))
-        and str not in typing.get_args(hint)
-    }
+    return {key for key, hint in hints.items() if _admits_schedule(hint)}
 
 
-def _expand(text: str, steps: int) -> Any:
+def _admits_schedule(hint: Any) -> bool:
+    """Whether a schedule may stand here, or in the places of a sequence here, and text may not."""
+    options = typing.get_args(hint)
+    if typing.get_origin(hint) is Sequence:
+        return any(_admits_schedule(option) for option in options)
+    return any(getattr(option, "__name__", "") == "Schedule" for option in options) and str not in options
+
+
+def _expand(value: Any, steps: int) -> Any:
+    if isinstance(value, list):
+        return [_expand(one, steps) for one in cast("list[Any]", value)]
+    return _expand_text(value, steps) if isinstance(value, str) else expand_schedules(value, steps)
+
+
+def _expand_text(text: str, steps: int) -> Any:
     kind, *rest = text.split(":")
     try:
         return _node(kind, [float(value) for value in rest], steps) or text

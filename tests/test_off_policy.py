@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from gfn.samplers import BackwardFromData, Mixture, OnPolicy, Repeated, Sampler,
 from gfn.samplers.sampler import apportion
 from gfn.schedules import Linear
 from gfn.trajectories import Trajectories
+from tests.composing import SMALL, built
 from tests.stored import Conditioned, biased, grid, listed, network, replay, uniform
 from tests.trainers import Unlisted, same
 
@@ -104,6 +106,12 @@ def test_a_mixture_is_its_parts_one_after_another() -> None:
         assert t.group.tolist() == [0] * 12
         assert sampler.settings(step)["share_0"] == sizes[0] / 12
     assert sampler.settings(0)["inverse_temperature_1"] == 0.0
+
+
+def test_ratios_on_the_command_line_may_be_schedules(tmp_path: Path) -> None:
+    plain = built(tmp_path, *SMALL, "sampler=mixture", "sampler.ratios=[linear:3:1:2,constant:1]")
+    sampler = plain.parts["sampler"]
+    assert [sampler.settings(step)["share_0"] for step in (0, 2)] == [0.75, 0.5]
 
 
 def test_groups_of_a_mixture_stay_apart() -> None:

@@ -64,6 +64,19 @@ def test_it_is_the_average_that_is_sampled_from() -> None:
     assert torch.allclose(plain.behaviour_log_prob, policy.log_prob(plain), atol=1e-6)
 
 
+def test_a_saved_average_does_not_move_twice_for_one_update() -> None:
+    env = grid()
+    policy = network(env)
+    sampler, other = (OnPolicy(env, policy, 4, averaging=0.5) for _ in range(2))
+    moved(policy)
+    sampler(1)
+    other.load_state_dict(copy.deepcopy(sampler.state_dict()))
+    other(1)
+    assert same(other.average.state_dict(), sampler.average.state_dict())
+    other(2)
+    assert not same(other.average.state_dict(), sampler.average.state_dict())
+
+
 def test_another_size_may_be_asked_for() -> None:
     assert uniform(grid(), batch_size=6)(0, 10).group.tolist() == [0] * 10
     assert uniform(grid(), group_size=3)(0, 6).group.tolist() == [0, 0, 0, 1, 1, 1]

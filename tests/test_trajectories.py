@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from gfn.states import fingerprints
 from gfn.trajectories import Trajectories, chosen, order_by_trajectory
 
 LENGTHS = [3, 1, 4, 2]
@@ -202,3 +203,14 @@ def test_parts_on_different_devices_are_refused() -> None:
     t = packed(plain())
     with pytest.raises(ValueError, match=r"expected parts on one device, got \['cpu', 'meta'\]"):
         Trajectories.cat([t, t.to("meta")])
+
+
+def test_fingerprints_tell_states_apart_and_depend_on_nothing_else() -> None:
+    states = torch.tensor([[1, 2], [2, 1], [1, 2], [0, 0]])
+    marks = fingerprints(states).tolist()
+    assert marks[0] == marks[2]
+    assert len(set(marks)) == 3
+    assert fingerprints(states[3:]).tolist() == marks[3:]
+    many = fingerprints(torch.arange(20000))
+    assert len(many.unique()) == 20000
+    assert (many < 0).double().mean() == pytest.approx(0.5, abs=0.02)
