@@ -67,7 +67,7 @@ def distances(make: Callable[[OnPolicy[Any], int], Any], partition: Any, seed: i
 @pytest.mark.parametrize("partition", [LearnedLogZ, DevGrad])
 @pytest.mark.parametrize("name", DATA)
 def test_the_minimiser_does_not_depend_on_the_data(name: str, partition: Any) -> None:
-    """4 800 trajectories; the measured median is below 0.002."""
+    """4 800 trajectories; measured medians are 0.001 to 0.006, the latter for uniform data."""
     runs = [distances(DATA[name], partition, seed) for seed in range(3)]
     assert min(before for before, _ in runs) > 0.3
     assert median(after for _, after in runs) <= 0.02
