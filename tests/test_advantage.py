@@ -91,6 +91,7 @@ CLIPS = [
     (3.0, 2.0, 2.6, 0.0, True),
     (3.0, -2.0, -6.0, -6.0, False),  # bad and commoner: free to return
     (3.0, 0.0, 0.0, 0.0, False),
+    (0.5, 0.0, 0.0, 0.0, False),
 ]
 
 

@@ -64,6 +64,7 @@ def test_reinforce_loss_by_hand() -> None:
     loss, report = model(baseline="batch").loss(two(LOG_PF), 0)
     assert float(loss) == pytest.approx(-(-1.55 * -0.5 + 1.55 * -1.9) / 2)
     assert float(report["return"]) == pytest.approx(2.95)
+    assert (float(report["length"]), float(report["log_reward"]), float(report["loss"])) == (2, 2, float(loss))
     assert float(report["advantage_std"]) == pytest.approx(math.sqrt((1.55**2 * 4) / 4 - (1.55 * 2 / 4) ** 2))
     assert float(report["entropy"]) == pytest.approx(1.2)
     assert float(report["kl"]) == pytest.approx((-0.4 - 1.5) / 2)

@@ -142,7 +142,7 @@ class PolicyGradient(Learner[S]):
         fixed, prior = log_pf.detach(), log_pb.detach()
         reward = self._step_rewards(scores, step)
         advantage, value_error = self._advantage(scores, reward, step)
-        log_ratio = (fixed - scores.log_behaviour.double()).masked_fill(~scores.mask, 0.0)
+        log_ratio = fixed - scores.log_behaviour.double()
         gain, slope, clipped = fixed * advantage, advantage, torch.zeros_like(scores.mask)
         if self.surrogate == "clipped":
             gain, slope, clipped = clipped_surrogate(log_ratio, advantage, *self._clip(step))
