@@ -279,8 +279,8 @@ def test_one_policy_learns_the_target_of_every_temperature(partition: str) -> No
     Trainer(objective, OnPolicy(env, policy, batch_size=48, group_size=8), steps=500, lr=3e-3).run()
     result = evaluator(1)
     assert untrained["tv"] > 0.2
-    assert result["tv_worst"] <= 0.03
-    assert abs(result["log_z_error_worst"]) <= 0.05
+    assert result["tv_worst"] <= 0.01
+    assert abs(result["log_z_error_worst"]) <= 0.02
     graph = exact.state_graph(env)
     targets = graph.log_target.reshape(3, -1)
     assert min(metrics.total_variation(targets[i], targets[j]) for i, j in ((0, 1), (1, 2), (0, 2))) > 0.05
