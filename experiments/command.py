@@ -81,9 +81,11 @@ def _exit_code(error: Exception) -> int | None:
     from experiments.runs import RunError
     from gfn.check import ContractError
     from gfn.checkpoint import CheckpointError
+    from gfn.distributions import NoActionError
     from gfn.environment import RewardError
     from gfn.sampling import EndlessTrajectoryError
     from gfn.training import NonFiniteError
 
-    explained = (RunError, ContractError, CheckpointError, RewardError, EndlessTrajectoryError, NonFiniteError, OSError)
-    return 1 if isinstance(error, explained) else None
+    of_the_run = (RunError, ContractError, CheckpointError, NonFiniteError, OSError)
+    of_the_environment = (RewardError, EndlessTrajectoryError, NoActionError)
+    return 1 if isinstance(error, of_the_run + of_the_environment) else None

@@ -15,6 +15,10 @@ import torch
 from torch import Tensor
 
 
+class NoActionError(ValueError):
+    """A state that is not terminal allows no action."""
+
+
 class ActionDistribution(Protocol):
     """A batch of N independent distributions over actions ``[N, ...]``."""
 
@@ -48,7 +52,7 @@ class MaskedCategorical:
         mask: allowed actions, bool ``[N, A]``.
 
     Raises:
-        ValueError: if a row allows no action.
+        NoActionError: if a row allows no action.
     """
 
     logits: Tensor
@@ -58,10 +62,8 @@ class MaskedCategorical:
         allowed = self.mask.any(-1)
         if not bool(allowed.all()):
             bad = (~allowed).nonzero().flatten().tolist()
-            raise ValueError(
-                f"{len(bad)} of {len(allowed)} states allow no action (rows {bad[:5]}); "
-                "every non-terminal state must allow one: check the mask, or is_terminal"
-            )
+            found = f"{len(bad)} of {len(allowed)} states allow no action (rows {bad[:5]})"
+            raise NoActionError(f"{found}; every non-terminal state must allow one: check the mask, or is_terminal")
 
     @cached_property
     def log_probs(self) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Literal, Protocol, TypeVar
@@ -130,6 +130,8 @@ class Trainer(Generic[S]):
     def run(self) -> Report | None:
         """Train to the last step, or until ``stop``; the last report, None if there was nothing to do.
 
+        Whatever goes wrong in an update, a checkpoint keeps the updates before it.
+
         Raises:
             NonFiniteError: if a loss or gradient is not finite.
             CheckpointError: if checkpoints cannot be written, or their directory holds another run.
@@ -142,14 +144,11 @@ class Trainer(Generic[S]):
                 started.callback(callback.close)
                 callback.start(self.step)
             while self.step < self.steps:
-                with self._precision():
-                    batch = processes.apart(self.sampler(self.step))
-                metrics = self._update(batch)
-                self.step += 1
-                self.trajectories += len(batch) * processes.count()
-                if self.evaluator is not None:
-                    self.evaluator.discovery.observe(batch.final)
-                report = self._report(metrics)
+                try:
+                    report = self._advance()
+                except Exception:
+                    self._rescue()
+                    raise
                 for callback in self.callbacks:
                     callback(report)
                 stopping = any(processes.gathered(self.stop()))
@@ -158,6 +157,24 @@ class Trainer(Generic[S]):
                 if stopping:
                     break
         return report
+
+    def _advance(self) -> Report:
+        """One batch, one update, one report."""
+        with self._precision():
+            batch = processes.apart(self.sampler(self.step))
+        metrics = self._update(batch)
+        self.step += 1
+        self.trajectories += len(batch) * processes.count()
+        if self.evaluator is not None:
+            self.evaluator.discovery.observe(batch.final)
+        return self._report(metrics)
+
+    def _rescue(self) -> None:
+        """Keep the updates done before a failure; alone, since other processes may not have failed."""
+        kept = self.checkpoints is not None and checkpoint.path_of(self.checkpoints, self.step).exists()
+        if self.step > 0 and not kept and processes.count() == 1:
+            with suppress(checkpoint.CheckpointError):
+                self.save()
 
     def _update(self, batch: Trajectories[S]) -> Reported:
         """One optimizer step on a batch, unless a number is not finite; returns what there is to report."""

@@ -169,6 +169,44 @@ BAD = {  # arguments: exit code, and what the message must say
 }
 
 
+BROKEN = """
+import torch
+from envs.hypergrid import Hypergrid
+
+class Stuck(Hypergrid):
+    def forward_mask(self, states):
+        return super().forward_mask(states) & (states.coords.sum(1, keepdim=True) < 2)
+
+class Endless(Hypergrid):
+    def is_terminal(self, states):
+        return torch.zeros(len(states.coords), dtype=torch.bool)
+    def step(self, states, actions):
+        return states
+
+class NoReward(Hypergrid):
+    def log_reward(self, states):
+        return torch.where(states.coords[:, 0] == 1, torch.nan, 0.0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("Stuck", ["states allow no action", "check the mask"]),
+        ("Endless", ["have not ended after max_steps=7", "is_terminal"]),
+        ("NoReward", ["log-reward of state 1 0 stop is nan"]),
+    ],
+)
+def test_broken_environment_is_named(name: str, words: list[str], tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(BROKEN)
+    target = ["env=custom", f"env._target_=mine.{name}", "env.side=4", "logger=quiet", "evaluator.exact=false"]
+    done = call(tmp_path, "train", *target)
+    assert done.returncode == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    for word in words:
+        assert word in done.stderr, done.stderr
+
+
 @pytest.mark.parametrize("arguments", BAD)
 def test_bad_input_gets_one_clear_message(arguments: tuple[str, ...], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a directory")
