@@ -13,7 +13,7 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from gfn.environment import DiscreteEnvironment, Environment
+from gfn.environment import DiscreteEnvironment, Environment, as_discrete
 from gfn.policies import MLPPolicy, Policy, Tabular, Trunk
 from gfn.states import States
 
@@ -127,12 +127,20 @@ class EdgeFlows(Flow[S]):
 
     With it ``flow_matching`` is the objective of Bengio et al. 2021 (arXiv:2106.04399). The flow
     into a state is summed over its parents, so they must be listable by ``backward_mask``.
+
+    Raises:
+        ValueError: if the environment has no such masks.
     """
 
     on_edges = True
 
     def __init__(self, env: DiscreteEnvironment[S], policy: MLPPolicy[S] | Tabular[S]):
         super().__init__()
+        if as_discrete(env) is None:
+            raise ValueError(
+                f"EdgeFlows sums over the parents that backward_mask lists; {type(env).__name__} is no "
+                "DiscreteEnvironment and lists none: use balance=detailed with a state flow, or balance=trajectory"
+            )
         self.policy = policy
         self.backward_mask, self.undo = env.backward_mask, env.undo
 

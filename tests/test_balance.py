@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any, Literal
 
 import pytest
@@ -280,19 +279,3 @@ def test_importance_weights_restore_the_gradient_of_stale_data() -> None:
         plain = Objective(policy, UniformBackward(env), Alpha(alpha), DevGrad())
         (without,) = torch.autograd.grad(plain(t)[0], policy.logits)
         assert torch.cosine_similarity(without.flatten(), expected.flatten(), 0) < 0.99
-
-
-def test_missing_flows_are_refused_at_once() -> None:
-    env = Hypergrid(3)
-    policy, backward = MLPPolicy(env, 4), UniformBackward(env)
-    for balance in (detailed_balance, sub_trajectory_balance):
-        with pytest.raises(ValueError, match="needs state flows: use flow=mlp"):
-            Objective(policy, backward, Alpha(), LearnedLogZ(), balance)
-    with pytest.raises(ValueError, match="flow_matching needs flows on edges: use flow=edges"):
-        Objective(policy, backward, Alpha(), LearnedLogZ(), flow_matching, MLPFlow(env, policy))
-    with pytest.raises(ValueError, match="FlowLogZ needs state flows"):
-        Objective(policy, backward, Alpha(), FlowLogZ())
-    with pytest.raises(ValueError, match="decay must be positive"):
-        Objective(
-            policy, backward, Alpha(), FlowLogZ(), partial(sub_trajectory_balance, decay=0.0), MLPFlow(env, policy)
-        )
