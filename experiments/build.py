@@ -185,6 +185,7 @@ def build_parts(config: Mapping[str, Any]) -> dict[str, Any]:
             parts[stage] = part
     try:
         parts["objective"].check_group_size(parts["sampler"].group_size)
+        parts["objective"].check_direction(parts["sampler"].forward)
     except ValueError as error:
         raise ConfigError([f"objective: {error}"]) from error
     return parts

@@ -85,6 +85,24 @@ def test_experiment_trains_two_steps_and_resumes(experiment: str, tmp_path: Path
     assert config["name"] in experiment.replace("/", "_")
 
 
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["objective=ppo", "sampler=target"], "use sampler=on_policy or sampler=repeated, or objective=ftb"),
+        (["objective=rloo", "sampler=local_search"], "walks backward"),
+        (["objective=reinforce", "sampler=replay", "sampler.reexpand=true"], "walks backward"),
+        (["objective.importance=0.5", "sampler=target"], "use importance=0"),
+        (["objective=grpo", "sampler.group_size=1"], "needs at least 2 in each, got 1"),
+        (["balance=detailed"], "use flow=mlp, or balance=trajectory"),
+        (["balance=flow_matching", "flow=mlp"], "use flow=edges"),
+        (["partition=flow"], "use flow=mlp, or partition=learned"),
+    ],
+)
+def test_combinations_without_sense_name_the_nearest_choice(overrides: list[str], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        built(tmp_path, *SMALL, *overrides)
+
+
 def test_group_without_target_and_unknown_keys_are_all_told() -> None:
     bad = composed(
         "++env.sidee=3",

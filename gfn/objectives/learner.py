@@ -68,6 +68,9 @@ class Learner(nn.Module, ABC, Generic[S]):
         log_weight = -scores.excess
         return (log_weight.logsumexp(0) - math.log(len(log_weight))).expand(len(log_weight))
 
+    def check_direction(self, forward: bool) -> None:
+        """Raise ValueError if trajectories not all sampled ``forward`` cannot be learned from; these can."""
+
     def check_group_size(self, size: int, step: int = 0) -> None:
         """Raise ValueError if groups of ``size`` trajectories cannot be learned from; every size will do here."""
 

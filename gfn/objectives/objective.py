@@ -110,6 +110,13 @@ class Objective(Learner[S]):
         """The partition's log Z of each trajectory's initial state, ``[B]``."""
         return self.partition(scores, self.divergence.at(step).fitted(scores.excess, scores.group))
 
+    def check_direction(self, forward: bool) -> None:
+        if not forward and value_at(self.importance, 0) != 0:
+            raise ValueError(
+                "Objective: importance weights compare P_F with a policy that sampled forward, and this sampler walks "
+                "backward: use importance=0, since a balance holds for any data, or sampler=replay"
+            )
+
     def check_group_size(self, size: int, step: int = 0) -> None:
         self.partition.check_group_size(size, self.divergence.at(step))
 

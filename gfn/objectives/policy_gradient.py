@@ -117,6 +117,13 @@ class PolicyGradient(Learner[S]):
         if not 0 <= value_at(gae_lambda, 0) <= 1:
             raise ValueError(f"PolicyGradient: gae_lambda must lie in [0, 1], got {value_at(gae_lambda, 0)}")
 
+    def check_direction(self, forward: bool) -> None:
+        if not forward:
+            raise ValueError(
+                "PolicyGradient: the gradient is an expectation over trajectories of P_F, and this sampler walks "
+                "backward: use sampler=on_policy or sampler=repeated, or objective=ftb, which learns from any data"
+            )
+
     def check_group_size(self, size: int, step: int = 0) -> None:
         if self.baseline in ("group", "leave_one_out") and size < 2:
             raise ValueError(

@@ -64,7 +64,7 @@ class BackwardFromData(Generic[S]):
     ):
         require_in(self, "inverse_temperature", inverse_temperature, 0, float("inf"))
         self.env, self.backward, self.inverse_temperature = env, backward, inverse_temperature
-        self.one_group = group_size is None
+        self.one_group, self.forward = group_size is None, False
         self.batch_size = checked_size("BackwardFromData", batch_size, 16, group_size or 1)
         self.group_size = self.batch_size if group_size is None else group_size
         self.generator = generator_of(self, env.device, seed)

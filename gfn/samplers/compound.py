@@ -40,6 +40,7 @@ class Mixture(Generic[S]):
             )
         units = {unit_of(sampler) for sampler in samplers}
         self.one_group = samplers[0].one_group
+        self.forward = all(sampler.forward for sampler in samplers)
         if len(units) > 1 or len({sampler.one_group for sampler in samplers}) > 1:
             raise ValueError(
                 f"Mixture: all samplers must have one group_size, or all none; got {[s.group_size for s in samplers]}, "
@@ -101,6 +102,7 @@ class Stale(Generic[S]):
         if lag < 0:
             raise ValueError(f"Stale: lag must not be negative, got {lag}; 0 uses every batch at once")
         self.sampler, self.lag, self.one_group = sampler, lag, sampler.one_group
+        self.forward = sampler.forward
         self.batch_size = checked_size("Stale", batch_size, sampler.batch_size, unit_of(sampler))
         self.group_size = self.batch_size if self.one_group else sampler.group_size
         self._like = env.reset(1, torch.Generator(env.device).manual_seed(0))
@@ -149,6 +151,7 @@ class Repeated(Generic[S]):
         if times < 1:
             raise ValueError(f"Repeated: times must be at least 1, got {times}")
         self.sampler, self.times, self.one_group = sampler, times, sampler.one_group
+        self.forward = sampler.forward
         self.batch_size = checked_size("Repeated", batch_size, sampler.batch_size, unit_of(sampler))
         self.group_size = self.batch_size if self.one_group else sampler.group_size
         self._like = env.reset(1, torch.Generator(env.device).manual_seed(0))

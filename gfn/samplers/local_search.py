@@ -76,7 +76,7 @@ class LocalSearch(Generic[S]):
         self.env, self.policy, self.backward, self.sampler = env, policy, backward, sampler
         self.rounds, self.fraction, self.steps, self.vary, self.accept = rounds, fraction, steps, vary, accept
         self.exploration: Exploration = exploration if exploration is not None else NoExploration()
-        self.one_group = sampler.one_group
+        self.one_group, self.forward = sampler.one_group, False
         self.batch_size = checked_size("LocalSearch", batch_size, sampler.batch_size, unit_of(sampler))
         self.group_size = self.batch_size if self.one_group else sampler.group_size
         self.generator = generator_of(self, env.device, seed)

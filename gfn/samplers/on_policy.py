@@ -46,7 +46,7 @@ class OnPolicy(Generic[S]):
         seed: int = 0,
     ):
         self.env, self.policy = env, policy
-        self.one_group = group_size is None
+        self.one_group, self.forward = group_size is None, True
         self.batch_size = (group_size or 16) if batch_size is None else batch_size
         self.group_size = self.batch_size if group_size is None else group_size
         if self.batch_size < 1 or self.group_size < 1 or self.batch_size % self.group_size:

@@ -55,7 +55,7 @@ class Replay(Generic[S]):
             raise ValueError("Replay: reexpand needs a backward policy; give backward, or set reexpand=false")
         self.env, self.sampler, self.buffer, self.ratio = env, sampler, buffer, ratio
         self.backward = backward if reexpand else None
-        self.one_group = sampler.one_group
+        self.one_group, self.forward = sampler.one_group, sampler.forward and not reexpand
         unit = unit_of(sampler)
         grown = sampler.batch_size + self._replayed(0, sampler.batch_size)
         self.total = batch_size

@@ -21,11 +21,14 @@ class Sampler(Protocol[S]):
         batch_size: trajectories at a call that does not say how many.
         group_size: trajectories that share an initial state.
         one_group: whether a batch of any size is one group (or one for each initial state in it).
+        forward: whether all trajectories are sampled forward, so that ``behaviour_log_prob`` is that of a
+            forward policy.
     """
 
     batch_size: int
     group_size: int
     one_group: bool
+    forward: bool
 
     def __call__(self, step: int, size: int | None = None) -> Trajectories[S]:
         """The batch for training step ``step``, of ``size`` trajectories; default, ``batch_size``.
