@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 
@@ -58,14 +58,27 @@ def load(directories: Sequence[Path]) -> list[Group]:
     for directory in directories:
         if not (directory / "config.yaml").is_file():
             raise RunError(f"{directory} is not a run directory: it has no config.yaml")
-        config = flat(yaml.safe_load((directory / "config.yaml").read_text(encoding="utf-8")))
+        config = flat(_with_short_schedules(yaml.safe_load((directory / "config.yaml").read_text(encoding="utf-8"))))
         configs.append({k: v for k, v in config.items() if not _ignored(k)})
     differing = sorted(k for k in {k for c in configs for k in c} if len({str(c.get(k)) for c in configs}) > 1)
+    last = [key.rpartition(".")[2] for key in differing]
+    names = {key: short if last.count(short) == 1 else key for key, short in zip(differing, last, strict=True)}
     grouped: dict[str, list[list[dict[str, Any]]]] = {}
     for directory, config in zip(directories, configs, strict=True):
-        label = ", ".join(f"{k} = {config[k]}" for k in differing if config.get(k) is not None) or "all"
+        label = ", ".join(f"{names[k]} = {config[k]}" for k in differing if config.get(k) is not None) or "all"
         grouped.setdefault(label, []).append(read_lines(directory / "metrics.jsonl"))
     return [Group(label, tuple(lines)) for label, lines in sorted(grouped.items())]
+
+
+def _with_short_schedules(node: Any) -> Any:
+    """A config with every schedule written as on the command line, such as ``linear:0.0:1.0:1200``."""
+    if not isinstance(node, Mapping):
+        return node
+    items = cast("Mapping[str, Any]", node)
+    kind = str(items.get("_target_", ""))
+    if kind.startswith("gfn.schedules."):
+        return ":".join([kind.rpartition(".")[2].lower(), *(str(v) for k, v in items.items() if k != "_target_")])
+    return {key: _with_short_schedules(value) for key, value in items.items()}
 
 
 def _ignored(key: str) -> bool:
@@ -96,7 +109,8 @@ def draw(groups: Sequence[Group], path: Path) -> None:
             if len(group.lines) > 1:
                 axis.fill_between(x, [min(v) for v in values], [max(v) for v in values], color=colour, alpha=0.15)
         axis.set(xlabel="trajectories", ylabel=label, ylim=(0, None))
-    axes[0][0].legend(fontsize="small")
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 5))
     seeds = sorted({len(group.lines) for group in groups})
     figure.suptitle(f"median and range of {' or '.join(map(str, seeds))} seed{'s' * (seeds != [1])}", fontsize="medium")
     figure.savefig(path, dpi=120)
@@ -132,7 +146,8 @@ def main(arguments: Sequence[str]) -> int:
     out = Path(next((a.removeprefix("out=") for a in arguments if a.startswith("out=")), "."))
     patterns = [a for a in arguments if not a.startswith("out=")]
     try:
-        groups = load([Path(p) for pattern in patterns for p in sorted(glob.glob(pattern))])
+        found = [Path(p) for pattern in patterns for p in sorted(glob.glob(pattern))]
+        groups = load([path for path in found if path.is_dir()])  # a sweep keeps a file or two beside its runs
     except RunError as error:
         print(f"curves: {error}", file=sys.stderr)
         return 1
