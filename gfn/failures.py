@@ -14,15 +14,20 @@ S = TypeVar("S", bound=States)
 
 
 class NonFiniteError(RuntimeError):
-    """A loss or gradient is not finite; nothing was updated."""
+    """A loss, gradient or parameter is not finite; nothing was updated."""
+
+
+def broken_parameters(objective: Learner[S]) -> list[str]:
+    """Names of the parameters that are not finite."""
+    return [name for name, p in objective.named_parameters() if not bool(p.isfinite().all())]
 
 
 @torch.no_grad()
 def cause_of_loss(objective: Learner[S], batch: Trajectories[S]) -> str:
     """The first thing found that a loss which is not finite can come from."""
-    wrong = [name for name, p in objective.named_parameters() if not bool(p.isfinite().all())]
-    if wrong:
-        return f"parameter {wrong[0]} is not finite"
+    broken = broken_parameters(objective)
+    if broken:
+        return f"parameter {broken[0]} is not finite"
     scores = objective.scores(batch)
     for name, table in (("log P_F", scores.log_pf), ("log P_B", scores.log_pb)):
         bad = (~table.isfinite()).nonzero()

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gfn import checkpoint, processes
 from gfn.evaluation import Evaluator
-from gfn.failures import NonFiniteError, cause_of_gradient, cause_of_loss
+from gfn.failures import NonFiniteError, broken_parameters, cause_of_gradient, cause_of_loss
 from gfn.objectives import Learner
 from gfn.objectives.learner import Reported
 from gfn.objectives.parts import backward_in_parts
@@ -130,7 +130,7 @@ class Trainer(Generic[S]):
     def run(self) -> Report | None:
         """Train to the last step, or until ``stop``; the last report, None if there was nothing to do.
 
-        Whatever goes wrong in an update, a checkpoint keeps the updates before it.
+        If an update fails, a checkpoint keeps those before it; its batch is not drawn again on resuming.
 
         Raises:
             NonFiniteError: if a loss or gradient is not finite.
@@ -146,8 +146,12 @@ class Trainer(Generic[S]):
             while self.step < self.steps:
                 try:
                     report = self._advance()
-                except Exception:
-                    self._rescue()
+                except Exception as error:
+                    broken = broken_parameters(self.objective)
+                    if not broken and report is not None and report.step == self.step:  # all updates are reported
+                        self._rescue()
+                    if broken and not isinstance(error, NonFiniteError):
+                        raise NonFiniteError(f"parameter {broken[0]} is not finite at step {self.step}") from error
                     raise
                 for callback in self.callbacks:
                     callback(report)
@@ -170,11 +174,11 @@ class Trainer(Generic[S]):
         return self._report(metrics)
 
     def _rescue(self) -> None:
-        """Keep the updates done before a failure; alone, since other processes may not have failed."""
-        kept = self.checkpoints is not None and checkpoint.path_of(self.checkpoints, self.step).exists()
-        if self.step > 0 and not kept and processes.count() == 1:
+        """Keep the updates before a failure, beside older checkpoints; alone, since other processes may go on."""
+        path = None if self.checkpoints is None else checkpoint.path_of(self.checkpoints, self.step)
+        if path is not None and processes.count() == 1 and not path.exists():
             with suppress(checkpoint.CheckpointError):
-                self.save()
+                checkpoint.save(path, self.state_dict())
 
     def _update(self, batch: Trajectories[S]) -> Reported:
         """One optimizer step on a batch, unless a number is not finite; returns what there is to report."""
@@ -289,8 +293,7 @@ class Trainer(Generic[S]):
         except (KeyError, ValueError, RuntimeError) as error:
             reason = " ".join(str(error).split())
             raise checkpoint.CheckpointError(
-                f"{path} does not fit this run: {reason}; go on with the configuration it was made with, "
-                "or choose another directory"
+                f"{path} does not fit this run: {reason}; use the configuration it was made with, or another directory"
             ) from error
         if processes.rank() == 0:
             checkpoint.set_aside(path)

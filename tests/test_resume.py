@@ -21,8 +21,8 @@ from gfn.callbacks import JSONLines, read_lines
 from gfn.checkpoint import CheckpointError
 from gfn.objectives import DevGrad, LearnedLogZ
 from gfn.policies import MLPPolicy
-from gfn.training import Trainer
-from tests.trainers import StopAfter, differences, parts_of, scheduled_trainer, small_trainer, snapshot
+from gfn.training import NonFiniteError, Trainer
+from tests.trainers import Recorder, StopAfter, differences, parts_of, scheduled_trainer, small_trainer, snapshot
 
 STEPS = 20
 
@@ -212,7 +212,7 @@ def test_an_unwritable_directory_is_refused_before_any_update(tmp_path: Path) ->
 def test_a_checkpoint_of_another_architecture_is_refused(tmp_path: Path) -> None:
     train(tmp_path, 9)
     for other in ({"width": 16}, {"partition": DevGrad()}):
-        with pytest.raises(CheckpointError, match=r"step_000000009\.pt does not fit this run: .*; go on with the conf"):
+        with pytest.raises(CheckpointError, match=r"step_000000009\.pt does not fit this run: .*; use the configuration it"):
             train(tmp_path, **other)
 
 
@@ -226,6 +226,48 @@ def test_an_evaluator_may_come_and_go(tmp_path: Path) -> None:
     last = train(tmp_path / "parts", evaluate_every=None)
     states = [snapshot(last), snapshot(train(tmp_path / "whole"))]
     assert not [line for line in differences(*states) if not line.startswith(".evaluator")]
+
+
+class Failing(Recorder):
+    """Breaks the run's policy once ``step`` updates are done: its answers fail, or its parameters are ruined."""
+
+    def __init__(self, trainer: Trainer[GridStates], step: int, ruin: bool) -> None:
+        super().__init__()
+        self.trainer, self.step, self.ruin = trainer, step, ruin
+
+    def __call__(self, report: Any) -> None:
+        policy: Any = self.trainer.objective.policy
+        if report.step == self.step and self.ruin:
+            policy.head.weight.data.fill_(float("nan"))
+        elif report.step == self.step:
+            policy.log_prob = lambda t: torch.zeros(1) / t
+
+
+@pytest.mark.parametrize(("ruin", "kept"), [(False, [3, 5]), (True, [3])])
+def test_a_failed_update_keeps_those_before_it(tmp_path: Path, ruin: bool, kept: list[int]) -> None:
+    """Unless the parameters are the failure: then the last sound checkpoint must stay the newest."""
+    trainer = small_trainer(steps=12, checkpoints=tmp_path, save_every=3, keep=1)
+    failing = Failing(trainer, 5, ruin)
+    trainer.callbacks = [failing]
+    with pytest.raises(NonFiniteError if ruin else TypeError, match="parameter policy.head.weight" if ruin else None):
+        trainer.run()
+    assert parts_of(tmp_path) == [f"step_{step:09d}.pt" for step in kept]
+    again = small_trainer(steps=12, checkpoints=tmp_path, save_every=3, keep=1)
+    assert again.resume()
+    assert again.step == kept[-1]
+    again.run()
+    assert parts_of(tmp_path) == ["step_000000012.pt"]
+
+
+def test_a_failed_evaluation_leaves_no_gap_in_the_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The update it was to measure was not reported, so a checkpoint of it would lose its line."""
+    train(tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        patch.setattr("gfn.metrics.total_variation", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            train(tmp_path / "parts", evaluate_every=5)
+    train(tmp_path / "parts")
+    assert (tmp_path / "parts" / "metrics.jsonl").read_bytes() == (tmp_path / "whole" / "metrics.jsonl").read_bytes()
 
 
 def test_checkpoints_are_written_every_few_updates_and_at_the_end(tmp_path: Path) -> None:
