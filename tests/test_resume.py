@@ -212,7 +212,7 @@ def test_an_unwritable_directory_is_refused_before_any_update(tmp_path: Path) ->
 def test_a_checkpoint_of_another_architecture_is_refused(tmp_path: Path) -> None:
     train(tmp_path, 9)
     for other in ({"width": 16}, {"partition": DevGrad()}):
-        with pytest.raises(CheckpointError, match=r"step_000000009\.pt does not fit this run: .*; use the configuration it"):
+        with pytest.raises(CheckpointError, match=r"step_000000009\.pt does not fit this run: .*; use the conf"):
             train(tmp_path, **other)
 
 
