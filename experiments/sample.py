@@ -71,7 +71,7 @@ def sample(directory: Path, n: int, seed: int, threads: int) -> Iterator[dict[st
 def write(rows: Iterator[dict[str, Any]], form: str, file: TextIO) -> int:
     """Write rows as CSV with a header, or as one JSON object a line; returns how many."""
     count = 0
-    table = csv.writer(file)
+    table = csv.writer(file, lineterminator="\n")
     if form == "csv":
         table.writerow(COLUMNS)
     for row in rows:
