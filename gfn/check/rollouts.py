@@ -39,8 +39,7 @@ def check_generator(contract: Contract[S], policy: Policy[S], n: int) -> None:
             hint,
             two.initial,
         )
-        same = len(one.actions) == len(two.actions) and one.actions.equal(two.actions)
-        contract.require(same, "equal actions from equal seeds", "others", hint)
+        contract.require(one.actions.equal(two.actions), "equal actions from equal seeds", "others", hint)
 
 
 def _seeded(contract: Contract[S], policy: Policy[S], n: int, global_seed: int) -> Trajectories[S]:
