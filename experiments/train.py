@@ -36,10 +36,9 @@ def train(config: DictConfig, run_dir: Path, overrides: list[str]) -> float | No
     from gfn import processes
     from gfn.callbacks import Signals
 
-    processes.join_others()
-    run_dir = processes.gathered(run_dir)[0]
-    config.run = str(run_dir)
-    with Signals() as signals:
+    with processes.together(), Signals() as signals:
+        run_dir = processes.gathered(run_dir)[0]
+        config.run = str(run_dir)
         run = build(config, run_dir, signals.wanted)
         runs.prepare(run, run_dir, overrides)
         started = run.trainer.step

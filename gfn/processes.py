@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -17,10 +18,18 @@ S = TypeVar("S", bound=States)
 T = TypeVar("T")
 
 
-def join_others() -> None:
-    """Join the processes that ``torchrun`` started with this one; alone, do nothing."""
-    if os.environ.get("WORLD_SIZE", "1") != "1" and not dist.is_initialized():
-        dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+@contextmanager
+def together() -> Generator[None]:
+    """Join the processes that ``torchrun`` started with this one, and leave when all are done; alone, do nothing."""
+    if os.environ.get("WORLD_SIZE", "1") == "1" or dist.is_initialized():
+        yield
+        return
+    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    try:
+        yield
+        dist.barrier()  # a process that leaves while another still talks to it aborts
+    finally:
+        dist.destroy_process_group()
 
 
 def count() -> int:
