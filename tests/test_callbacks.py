@@ -135,10 +135,11 @@ def test_metrics_that_cannot_be_written_are_named(tmp_path: Path) -> None:
     lines.start(0)
     assert lines.file is not None
     lines.file.close()
-    lines.file = open("/dev/full", "w")  # noqa: SIM115 (closed by close)
+    lines.file = full = open("/dev/full", "w")  # noqa: SIM115 (closed by close)
     with pytest.raises(OSError, match=r"metrics\.jsonl") as caught:
         lines(report(1))
     assert caught.value.errno == errno.ENOSPC
+    assert full.closed
     lines.close()
 
 
@@ -164,6 +165,18 @@ def test_tensorboard_of_a_run_that_was_resumed(tmp_path: Path) -> None:
     losses = [(event.step, event.value) for event in events.Scalars("train/loss")]
     assert losses == [(2, 0.25), (3, 0.25), (4, 0.25), (6, 0.25), (8, 0.5), (9, 0.5), (10, 0.5), (12, 0.5)]
     assert [(e.step, e.value) for e in events.Scalars("eval/tv")] == [(3, 0.125), (6, 0.125), (9, 0.25), (12, 0.25)]
+
+
+def test_events_are_on_disk_at_once(tmp_path: Path) -> None:
+    """A process that is killed must not take along events of updates that a checkpoint counts as done."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    board = TensorBoard(tmp_path, every=1)
+    board.start(0)
+    board(report(1, {"tv": 0.5}))
+    events = EventAccumulator(str(tmp_path)).Reload()
+    assert [event.value for tag in ("train/loss", "eval/tv") for event in events.Scalars(tag)] == [0.5, 0.5]
+    board.close()
 
 
 class Interrupt(Recorder):

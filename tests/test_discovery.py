@@ -34,6 +34,8 @@ def test_discoveries_survive_a_round_trip() -> None:
     second.observe(final((2, 3), (17, 17)))
     assert second.counts() == {"regions": 3, "mode_states": 3}
     assert first.counts() == {"regions": 2, "mode_states": 2}, "the two share nothing"
+    first.observe(final((17, 17)))
+    assert sum(map(len, state.values())) == 4, "a state that was taken stays as it was"
     second.load_state_dict({})
     assert second.counts() == {"regions": 0, "mode_states": 0}
 

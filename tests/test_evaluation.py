@@ -15,6 +15,7 @@ from gfn import exact
 from gfn.evaluation import Evaluator
 from gfn.objectives import Alpha, DevGrad, ExactLogZ, LearnedLogZ, Objective
 from gfn.policies import MLPBackward, MLPPolicy, Policy, Tabular, Uniform, UniformBackward
+from gfn.schedules import Piecewise
 from tests.trainers import Unlisted, differences, small_trainer, snapshot
 
 
@@ -145,6 +146,15 @@ def test_log_z_is_that_of_the_partition(partition: Any, divergence: Any, known: 
         known = result["log_z_importance" if divergence.alpha == 0 else "elbo"]
     assert result["log_z"] == pytest.approx(known, abs=1e-9)
     assert result["log_z_error"] == pytest.approx(known - result["log_z_exact"], abs=1e-9)
+
+
+def test_log_z_is_that_of_the_divergence_in_force() -> None:
+    env, objective = random_objective(DevGrad(), Alpha(Piecewise([5], [0.0, 1.0])))
+    evaluator = Evaluator(env, objective, n_samples=64)
+    for step, name, other in ((4, "log_z_importance", "elbo"), (5, "elbo", "log_z_importance")):
+        result = evaluator(step)
+        assert result["log_z"] == pytest.approx(result[name], abs=1e-9)
+        assert abs(result["log_z"] - result[other]) > 0.01
 
 
 def test_evaluation_is_a_function_of_parameters_and_step() -> None:
