@@ -11,7 +11,7 @@ from torch import Tensor
 from envs.hypergrid import Classic, GridStates, Hypergrid
 from gfn.buffers import Buffer
 from gfn.policies import MLPPolicy, Tabular, Uniform
-from gfn.samplers import OnPolicy, Replay
+from gfn.samplers import OnPolicy, Replay, Sampler
 from gfn.trajectories import Trajectories
 
 
@@ -74,3 +74,15 @@ def replay(env: Hypergrid, capacity: int = 100, group_size: int | None = None, *
     """Trajectories of the uniform policy, eight at a time, and stored ones."""
     inner = uniform(env, batch_size=8, group_size=group_size)
     return Replay(env, inner, Buffer(env, capacity), **settings)
+
+
+def moved(policy: MLPPolicy[GridStates]) -> None:
+    """An update, of a kind."""
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.add_(torch.randn_like(parameter))
+
+
+def in_batches(sampler: Sampler[GridStates], steps: int, size: int | None = None) -> list[Trajectories[GridStates]]:
+    """The batches of the first steps."""
+    return [sampler(step, size) for step in range(steps)]

@@ -12,26 +12,13 @@ import torch
 
 from envs.hypergrid import GridStates, Hypergrid
 from gfn.exact import log_terminal, state_graph
-from gfn.policies import MLPPolicy, Uniform, UniformBackward
+from gfn.policies import Uniform, UniformBackward
 from gfn.samplers import BackwardFromData, Mixture, OnPolicy, Repeated, Sampler, Stale, every_terminal
 from gfn.samplers.sampler import apportion
 from gfn.schedules import Linear
-from gfn.trajectories import Trajectories
 from tests.composing import SMALL, built
-from tests.stored import Conditioned, biased, grid, listed, network, replay, uniform
+from tests.stored import Conditioned, biased, grid, in_batches, listed, moved, network, replay, uniform
 from tests.trainers import Unlisted, same
-
-
-def moved(policy: MLPPolicy[GridStates]) -> None:
-    """An update, of a kind."""
-    with torch.no_grad():
-        for parameter in policy.parameters():
-            parameter.add_(torch.randn_like(parameter))
-
-
-def in_batches(sampler: Sampler[GridStates], steps: int, size: int | None = None) -> list[Trajectories[GridStates]]:
-    return [sampler(step, size) for step in range(steps)]
-
 
 # Data
 

@@ -12,24 +12,11 @@ from gfn.buffers import Buffer
 from gfn.exploration import EpsilonUniform
 from gfn.objectives import Alpha, LearnedLogZ, Objective
 from gfn.policies import MLPPolicy, UniformBackward
-from gfn.samplers import OnPolicy, Replay, Sampler
+from gfn.samplers import OnPolicy, Replay
 from gfn.schedules import Piecewise
 from gfn.training import Trainer
-from gfn.trajectories import Trajectories
-from tests.stored import Conditioned, grid, listed, network, replay, uniform
+from tests.stored import Conditioned, grid, in_batches, listed, moved, network, replay, uniform
 from tests.trainers import same
-
-
-def moved(policy: MLPPolicy[GridStates]) -> None:
-    """An update, of a kind."""
-    with torch.no_grad():
-        for parameter in policy.parameters():
-            parameter.add_(torch.randn_like(parameter))
-
-
-def in_batches(sampler: Sampler[GridStates], steps: int, size: int | None = None) -> list[Trajectories[GridStates]]:
-    return [sampler(step, size) for step in range(steps)]
-
 
 # On policy
 
