@@ -6,13 +6,13 @@ The files in ``reactions/`` hold this project's own. A file is a list of mapping
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 import yaml
-from rdkit import Chem, RDLogger
+from rdkit import Chem, rdBase
 from rdkit.Chem import rdChemReactions
 
 OWN = Path(__file__).parent / "reactions"
@@ -69,15 +69,11 @@ def reaction(smirks: str) -> Any:
     Raises:
         ValueError: if the text is no reaction, with RDKit's reason.
     """
-    blocker = RDLogger.DisableLog  # RDKit also prints its reason, once for each worker
-    blocker("rdApp.*")
-    try:
+    with rdBase.BlockLogs():  # RDKit would print its reason too
         parsed = rdChemReactions.ReactionFromSmarts(smirks)
         if parsed.Validate(silent=True)[1]:
             raise ValueError("RDKit finds errors in the atom maps")
         parsed.Initialize()
-    finally:
-        RDLogger.EnableLog("rdApp.*")
     return parsed
 
 
@@ -145,7 +141,9 @@ def _problems(entry: Any) -> Iterable[str]:
         yield f"expected a mapping with {', '.join(TEXTS)} and retro, got {type(entry).__name__}"
         return
     given = cast("Mapping[str, Any]", entry)
-    yield from (f"unknown field {key!r}; there are {', '.join((*TEXTS, *LISTS))}" for key in given.keys() - {*TEXTS, *LISTS})
+    fields = (*TEXTS, *LISTS)
+    unknown = sorted(str(key) for key in given.keys() - {*fields})
+    yield from (f"unknown field {key!r}; there are {', '.join(fields)}" for key in unknown)
     yield from (f"{key} must be a text" for key in TEXTS if not isinstance(given.get(key), str))
     yield from (f"{key} must be a list" for key in LISTS if not isinstance(given.get(key, []), list))
     if not isinstance(given.get("forward"), str) or not all(isinstance(given.get(key, []), list) for key in LISTS):
@@ -157,11 +155,21 @@ def _problems(entry: Any) -> Iterable[str]:
         yield from _reaction_problems("retro", smirks, (1, 1), slots)
     yield from _forbid_problems(given.get("forbid", []), slots)
     for example in given.get("examples", []):
-        if not isinstance(example, Mapping) or set(cast("Mapping[str, Any]", example)) != {"reactants", "products"}:
-            yield "each of the examples needs reactants and products"
+        named = cast("Mapping[str, Any]", example) if isinstance(example, Mapping) else {}
+        if set(named) != {"reactants", "products"} or not all(map(_is_texts, named.values())):
+            yield f"each of the examples needs lists of texts as reactants and products, got {example!r}"
+        elif slots and len(named["reactants"]) != slots:
+            yield f"forward has {slots} reactants, and the example {example!r} has {len(named['reactants'])}"
+    for reactants in given.get("counterexamples", []):
+        if not _is_texts(reactants) or (slots and len(reactants) != slots):
+            yield f"each of the counterexamples must be a list of {slots or 'its'} reactants, got {reactants!r}"
 
 
-def _reaction_problems(what: str, smirks: Any, reactants: tuple[int, int], products: int) -> Any:
+def _is_texts(given: Any) -> bool:
+    return isinstance(given, list) and all(isinstance(text, str) for text in cast("list[Any]", given))
+
+
+def _reaction_problems(what: str, smirks: Any, reactants: tuple[int, int], products: int) -> Generator[str, None, int]:
     """Problems of one SMIRKS; the generator returns its number of reactants (0 if unknown)."""
     try:
         parsed = reaction(smirks)
@@ -172,9 +180,10 @@ def _reaction_problems(what: str, smirks: Any, reactants: tuple[int, int], produ
     fewest, most = reactants
     if not fewest <= found[0] <= most or (products and found[1] != products) or found[2]:
         wanted = f"{fewest} or {most} reactants" if fewest < most else f"{fewest} reactant"
+        made = f"{products} product{'s' * (products > 1)}" if products else "as many products as forward has reactants"
         yield (
             f"{what} {smirks!r} has {found[0]} reactants, {found[1]} products and {found[2]} agents; "
-            f"expected {wanted}, {products or 'as many products as forward has reactants'} and no agents"
+            f"expected {wanted}, {made} and no agents"
         )
         return 0
     return found[0]
@@ -183,6 +192,12 @@ def _reaction_problems(what: str, smirks: Any, reactants: tuple[int, int], produ
 def _forbid_problems(forbid: Any, slots: int) -> Iterable[str]:
     if forbid and slots and len(forbid) != slots:
         yield f"forbid lists {len(forbid)} slots, and forward has {slots}"
-    for pattern in (pattern for slot in forbid for pattern in slot):
-        if not isinstance(pattern, str) or Chem.MolFromSmarts(pattern) is None:
-            yield f"forbid {pattern!r} is no SMARTS"
+    for slot in forbid:
+        if not _is_texts(slot):
+            yield f"forbid must hold a list of SMARTS for each slot, got {slot!r}"
+            continue
+        for pattern in slot:
+            with rdBase.BlockLogs():
+                parsed: Any = Chem.MolFromSmarts(pattern)
+            if parsed is None:
+                yield f"forbid {pattern!r} is no SMARTS"
