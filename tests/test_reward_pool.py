@@ -1,0 +1,374 @@
+"""Rewards that fail in every way, in processes that can be killed, and values kept from one process to the next."""
+
+from __future__ import annotations
+
+import math
+import os
+import pickle
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rdkit import Chem
+
+from envs.synthesis.rewards import Cached, Function, Pool, Power, Property
+from gfn.environment import RewardError
+
+SMILES = ["CCO", "c1ccccc1", "CC(=O)O", "CCN", "C1CCCCC1", "CCCC", "CCCl"]
+
+
+def atoms(smiles: str) -> float:
+    """A well-behaved reward."""
+    return float(Chem.MolFromSmiles(smiles).GetNumAtoms())
+
+
+def troubled(smiles: str) -> Any:
+    """Fails in a way that the molecule stands for."""
+    if smiles == "F":
+        raise KeyError("no parameters for fluorine")
+    if smiles == "Cl":
+        time.sleep(60)
+    if smiles == "Br":
+        os._exit(3)
+    if smiles == "I":
+        sys.exit(2)
+    return {"N": math.nan, "O": math.inf, "S": -1.0, "P": [1.0, 2.0], "B": "many", "C": 1j}.get(smiles, 7.0)
+
+
+def recovering(place: str, smiles: str) -> float:
+    """Dies at the first try of a molecule, and writes down every try."""
+    marks = Path(place)
+    with marks.open("a") as file:
+        file.write(f"{smiles}\n")
+    if marks.read_text().splitlines().count(smiles) == 1 and smiles != "CCO":
+        os._exit(1)
+    return 3.0
+
+
+def whole_batch(smiles: Sequence[str]) -> list[float]:
+    if "F" in smiles:
+        raise ValueError("a batch with fluorine")
+    return [atoms(text) for text in smiles]
+
+
+REASONS = {
+    "F": ("KeyError", "troubled raised KeyError for F: 'no parameters for fluorine'"),
+    "Cl": ("time limit", "it took longer than the limit of 1 s"),
+    "Br": ("worker died", "its process ended with exit code 3"),
+    "I": ("SystemExit", "raised SystemExit: 2"),
+    "N": ("RewardError", "troubled: expected finite numbers ≥ 0 .* got nan for N"),
+    "O": ("RewardError", "got inf for O"),
+    "S": ("RewardError", "got -1 for S"),
+    "P": ("RewardError", r"expected one number for each of 1 molecules, got shape \[1, 2\] for P"),
+    "B": ("RewardError", r"expected real numbers, got \['many'\] for B"),
+    "C": ("RewardError", r"expected real numbers, got \[1j\] for C"),
+}
+KILLING = ("Cl", "Br")  # what a process cannot survive on its own
+
+
+@pytest.fixture(scope="module")
+def strict() -> Iterator[Pool]:
+    with Pool(Function(troubled), workers=2, time_limit=1.0, retries=0) as pool:
+        pool(["CCO"])
+        yield pool
+
+
+@pytest.mark.parametrize("smiles", [pytest.param(s, marks=pytest.mark.slow) if s in KILLING else s for s in REASONS])
+def test_a_failure_names_the_molecule_and_the_reason(strict: Pool, smiles: str) -> None:
+    begun = time.monotonic()
+    with pytest.raises(RewardError, match=rf"troubled failed for {smiles}: .*{REASONS[smiles][1]}.* floor="):
+        strict(["CCO", smiles])
+    assert time.monotonic() - begun < 15
+    if smiles not in KILLING:
+        with pytest.raises(RewardError, match=rf"troubled failed for {smiles}: .*{REASONS[smiles][1]}"):
+            Pool(Function(troubled), workers=0, retries=0)([smiles])
+
+
+def test_failures_get_the_floor_and_are_counted() -> None:
+    batch = ["CCO", *REASONS, "CCN"]
+    begun = time.monotonic()
+    with Pool(Function(troubled), workers=2, time_limit=1.0, retries=0, floor=0.5) as pool:
+        assert pool(batch).tolist() == [7.0] + [0.5] * len(REASONS) + [7.0]
+        assert dict(pool.failures) == {
+            "KeyError": 1,
+            "time limit": 1,
+            "worker died": 1,
+            "SystemExit": 1,
+            "RewardError": 6,
+        }
+        assert pool.terms(["CCO", "N"])["troubled"].tolist() == [7.0, 0.5]
+        assert pool(batch[:1]).tolist() == [7.0], "workers that died were replaced"
+    assert time.monotonic() - begun < 30
+
+
+def test_results_do_not_depend_on_the_workers() -> None:
+    reward = Power(Property("qed"), 2.0)
+    expected = reward.terms(SMILES)
+    for workers, batch in ((0, 1), (0, 3), (1, 2), (2, 1)):
+        with Pool(reward, workers=workers, batch=batch) as pool:
+            assert pool.name == "qed^2"
+            assert pool(SMILES).tolist() == expected["qed^2"].tolist()
+            assert {k: v.tolist() for k, v in pool.terms(SMILES).items()} == {
+                k: v.tolist() for k, v in expected.items()
+            }
+            assert pool([]).shape == pool.terms([])["qed^2"].shape == (0,)
+
+
+def test_a_bad_molecule_costs_its_batch_nothing() -> None:
+    pool = Pool(Function(whole_batch, batched=True), workers=0, batch=4, floor=0.0, retries=0)
+    assert pool(["C", "CC", "F", "CCC", "CCCC"]).tolist() == [1.0, 2.0, 0.0, 3.0, 4.0]
+    assert pool.failures == {"ValueError": 1}
+
+
+def test_retries(tmp_path: Path) -> None:
+    tries = tmp_path / "tries"
+    with Pool(Function(partial(recovering, str(tries))), workers=1, retries=1) as pool:
+        assert pool(["CCO", "CCN"]).tolist() == [3.0, 3.0]
+    assert sorted(tries.read_text().split()) == ["CCN", "CCN", "CCO"]
+
+
+def test_other_terms_of_a_failure_are_unknown() -> None:
+    with Pool(Power(Function(troubled), 2.0), workers=0, floor=0.25, retries=0) as pool:
+        terms = pool.terms(["CCO", "F"])
+    assert terms["troubled^2"].tolist() == [49.0, 0.25]
+    assert terms["troubled"].tolist()[0] == 7.0
+    assert math.isnan(terms["troubled"][1])
+
+
+def test_signed_scores_are_asked_for() -> None:
+    logp = Property("logp")
+    assert Pool(logp, workers=0, signed=True)(["O"]).tolist() == logp(["O"]).tolist() < [0.0]
+    with pytest.raises(RewardError, match="logp failed for O: logp: expected finite numbers ≥ 0"):
+        Pool(logp, workers=0)(["O"])
+
+
+@pytest.mark.slow
+def test_a_copy_starts_its_own_workers() -> None:
+    with Pool(Function(atoms), workers=1) as pool:
+        assert pool(["CCO"]).tolist() == [3.0]
+        with pickle.loads(pickle.dumps(pool)) as copy:
+            assert copy(["CCN"]).tolist() == [3.0]
+        pool.close()
+        assert pool(["CC"]).tolist() == [2.0], "it starts again"
+
+
+def test_what_cannot_work_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"cannot be sent to another process .* top level"):
+        Pool(Function(lambda smiles: 1.0), workers=1)
+    numbers: dict[str, Any] = {"workers": -1, "time_limit": 0.0, "retries": -1, "batch": 0, "floor": -1.0}
+    with pytest.raises(ValueError, match=r"workers ≥ 0.*time_limit > 0.*retries ≥ 0.*batch ≥ 1.*floor, ≥ 0"):
+        Pool(Property("qed"), **numbers)
+    assert Pool(Property("logp"), workers=0, floor=-1.0, signed=True).floor == -1.0
+
+
+@pytest.mark.slow
+def test_a_script_without_a_guard_is_told_so(tmp_path: Path) -> None:
+    script = tmp_path / "unguarded.py"
+    script.write_text("from envs.synthesis.rewards import Pool, Property\nPool(Property('qed'), workers=1)(['CCO'])\n")
+    ended = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 1
+    assert "RuntimeError: a worker process ended with exit code 1 before it could start" in ended.stderr
+    assert '__name__ == "__main__"' in ended.stderr
+
+
+def sleeping_with_child(place: str, smiles: str) -> float:
+    """Starts a program that outlasts the time limit."""
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    Path(place).write_text(str(child.pid))
+    return float(child.wait())
+
+
+@pytest.mark.slow
+def test_what_a_killed_worker_started_ends_with_it(tmp_path: Path) -> None:
+    place = tmp_path / "pid"
+    with Pool(Function(partial(sleeping_with_child, str(place))), workers=1, time_limit=2.0, floor=0.0) as pool:
+        assert pool(["C"]).tolist() == [0.0]
+        assert pool.failures == {"time limit": 1}
+    child, ended = int(place.read_text()), time.monotonic() + 10
+    while time.monotonic() < ended and runs(child):
+        time.sleep(0.05)
+    assert not runs(child)
+
+
+def runs(process: int) -> bool:
+    """Whether it exists and is no zombie, which nobody may have waited for."""
+    status = Path(f"/proc/{process}/stat")
+    return status.exists() and status.read_text().rsplit(")", 1)[1].split()[0] != "Z"
+
+
+# Cache
+
+
+def noted(place: str, smiles: Sequence[str]) -> list[float]:
+    """Writes down what it was asked."""
+    with Path(place).open("a") as file:
+        file.writelines(f"{text}\n" for text in smiles)
+    return [atoms(text) / 3 for text in smiles]
+
+
+def calls(place: Path) -> list[str]:
+    return place.read_text().split() if place.exists() else []
+
+
+def noting(place: Path, **settings: Any) -> Function:
+    return Function(partial(noted, str(place)), batched=True, **settings)
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_hits_are_not_computed_again(tmp_path: Path, stored: bool) -> None:
+    log = tmp_path / "calls"
+    cached = Cached(noting(log), tmp_path / "new" / "cache.sqlite" if stored else None)
+    first = cached(["CCO", "OCC", "CC", "CCO"])
+    assert first.tolist() == [1.0, 1.0, 2 / 3, 1.0]
+    assert calls(log) == ["CCO", "CC"], "once for each molecule, however it is written"
+    assert cached(["CC", "C(O)C", "C"]).tolist() == [2 / 3, 1.0, 1 / 3]
+    assert cached.terms(["CC"])["noted"].tolist() == [2 / 3]
+    assert calls(log) == (["CCO", "CC", "C"] if stored else ["CCO", "CC", "CCO", "C"])
+    assert cached([]).shape == (0,)
+
+
+def test_values_outlive_the_process_bit_by_bit(tmp_path: Path) -> None:
+    log, path = tmp_path / "calls", tmp_path / "cache.sqlite"
+    program = (
+        "import sys; from pathlib import Path; from tests.test_reward_pool import Cached, noting\n"
+        "print(Cached(noting(Path(sys.argv[1])), sys.argv[2])(['CC', 'CCO']).tolist())"
+    )
+    command = [sys.executable, "-c", program, str(log), str(path)]
+    root = str(Path(__file__).parent.parent)
+    said = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert said.strip() == str([2 / 3, 1.0])
+    assert Cached(noting(log), path)(["CC", "CCO"]).tolist() == [2 / 3, 1.0]
+    assert calls(log) == ["CC", "CCO"]
+
+
+def test_scores_with_other_parameters_do_not_meet(tmp_path: Path) -> None:
+    path, other = tmp_path / "cache.sqlite", tmp_path / "other"
+    for number, exponent in enumerate((1.0, 2.0, 1.0)):
+        cached = Cached(Power(noting(tmp_path / "calls"), exponent), path)
+        assert cached(["CC"]).tolist() == [(2 / 3) ** exponent]
+        assert len(calls(tmp_path / "calls")) == min(number + 1, 2)
+    Cached(noting(tmp_path / "calls", version="2"), path)(["CC"])
+    assert len(calls(tmp_path / "calls")) == 3
+    Cached(noting(other), path)(["CC"])
+    assert len(calls(other)) == 1, "the arguments of a partial function are parameters"
+
+
+def test_memory_is_bounded(tmp_path: Path) -> None:
+    log = tmp_path / "calls"
+    cached = Cached(noting(log), memory=2)
+    assert cached(["C", "CC", "CCC"]).tolist() == [1 / 3, 2 / 3, 1.0]
+    cached(["CCC"])
+    cached(["C"])
+    assert calls(log) == ["C", "CC", "CCC", "C"]
+
+
+def test_a_floor_is_not_written_down(tmp_path: Path) -> None:
+    path = tmp_path / "cache.sqlite"
+    pool = Pool(Function(troubled), workers=0, retries=0, floor=0.5)
+    cached = Cached(pool, path, unstored=0.5)
+    for _ in range(2):
+        assert cached(["F", "CCO"]).tolist() == [0.5, 7.0]
+    assert pool.failures == {"KeyError": 1}, "it is remembered while this process lives"
+    assert Cached(pool, path, unstored=0.5)(["F"]).tolist() == [0.5]
+    assert pool.failures == {"KeyError": 2}
+
+
+def test_what_raises_is_not_kept(tmp_path: Path) -> None:
+    cached = Cached(Function(troubled), tmp_path / "cache.sqlite")
+    for _ in range(2):
+        with pytest.raises(RewardError, match="got nan for N"):
+            cached(["CCO", "N"])
+    with pytest.raises(RewardError, match=r"troubled: expected SMILES that RDKit can read.*'C1CC'"):
+        cached(["C1CC"])
+
+
+@pytest.mark.parametrize("damage", ["header", "pages", "journal"])
+def test_a_damaged_file_is_set_aside(tmp_path: Path, damage: str) -> None:
+    log, path = tmp_path / "calls", tmp_path / "cache.sqlite"
+    many = ["C" * n for n in range(1, 200)]
+    Cached(noting(log), path)(many)
+    content = bytearray(path.read_bytes())
+    start = 0 if damage != "pages" else len(content) // 2
+    content[start : start + 5000] = b"?" * 5000
+    path.write_bytes(content)
+    if damage == "journal":
+        Path(f"{path}-journal").write_bytes(b"not a journal")
+    with pytest.warns(UserWarning, match=r"cache\.sqlite is damaged .*cache\.sqlite\.damaged, and a new cache begun"):
+        cached = Cached(noting(log), path)
+    assert cached(["C", "CC"]).tolist() == [1 / 3, 2 / 3]
+    assert len(calls(log)) == 201
+    assert (tmp_path / "cache.sqlite.damaged").read_bytes() == content
+    assert not Path(f"{path}-journal").exists()
+    path.write_bytes(b"?" * 5000)
+    with pytest.warns(UserWarning, match=r"cache\.sqlite\.damaged1"):
+        cached(["CCC"])
+
+
+def test_a_damaged_value_is_computed_again(tmp_path: Path) -> None:
+    log, path = tmp_path / "calls", tmp_path / "cache.sqlite"
+    Cached(noting(log), path)(["C", "CC"])
+    with sqlite3.connect(path) as file:
+        file.execute("UPDATE reward_terms SET terms = replace(terms, '0.6666', '0.6667') WHERE smiles = 'CC'")
+    file.close()
+    with pytest.warns(UserWarning, match="1 damaged values are computed again"):
+        assert Cached(noting(log), path)(["C", "CC"]).tolist() == [1 / 3, 2 / 3]
+    assert Cached(noting(log), path)(["CC"]).tolist() == [2 / 3]
+    assert calls(log) == ["C", "CC", "CC"]
+
+
+def test_a_file_that_cannot_be_used_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path, tmp_path / "file" / "cache.sqlite"):
+        with pytest.raises(OSError, match=r"cannot use .* as a reward cache: .*give another path"):
+            Cached(Property("qed"), path)
+
+
+def test_a_score_that_does_not_state_its_parameters_is_refused() -> None:
+    class Plain:
+        name = "plain"
+
+        def __call__(self, smiles: Sequence[str]) -> Any:
+            return np.ones(len(smiles))
+
+        def terms(self, smiles: Sequence[str]) -> dict[str, Any]:
+            return {self.name: self(smiles)}
+
+    with pytest.raises(ValueError, match="does not state what its values depend on; give a fingerprint"):
+        Cached(Plain())
+    assert Cached(Plain(), fingerprint="ones")(["C"]).tolist() == [1.0]
+    with pytest.raises(ValueError, match="memory ≥ 1"):
+        Cached(Property("qed"), memory=0)
+
+
+@dataclass(frozen=True)
+class Slow:
+    """Takes its time, so that several processes meet in the file."""
+
+    name: str = "slow"
+
+    def __call__(self, smiles: Sequence[str]) -> Any:
+        time.sleep(0.01)
+        return np.array([atoms(text) for text in smiles])
+
+    def terms(self, smiles: Sequence[str]) -> dict[str, Any]:
+        return {self.name: self(smiles)}
+
+
+@pytest.mark.slow
+def test_processes_share_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "cache.sqlite"
+    many = ["C" * n for n in range(1, 41)]
+    with Pool(Cached(Slow(), path), workers=2, batch=2) as pool:
+        assert pool(many * 2).tolist() == [float(len(text)) for text in many * 2]
+    assert Cached(Slow(), path)(many).tolist() == [float(len(text)) for text in many]
+    with sqlite3.connect(path) as file:
+        assert file.execute("SELECT count(*) FROM reward_terms").fetchone() == (40,)
+    file.close()
