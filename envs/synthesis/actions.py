@@ -1,0 +1,277 @@
+"""The distribution over what to do next with a molecule: a move, then a block for it, then one of its products.
+
+Blocks are scored together for all rows that draw from the same slot, among the blocks of that slot
+alone; rows in equal states that make equal moves share their scores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from envs.synthesis.chemistry import FIRST, STOP
+from envs.synthesis.environment import Synthesis
+from envs.synthesis.molecules import Syntheses
+from gfn.distributions import MaskedCategorical, RaggedCategorical
+
+DENSE = 8192  # libraries up to this size are scored whole, which is quicker than slot by slot
+
+
+class Scorer(Protocol):
+    """Logits of each stage for the rows of a batch; rows with equal numbers have equal logits."""
+
+    def moves(self, rows: Tensor) -> Tensor:
+        """Of every move, ``[n, n_moves]``."""
+        ...
+
+    def blocks(self, rows: Tensor, moves: Tensor, candidates: Tensor | None) -> Tensor:
+        """Of the candidate blocks (None for all) for a move, ``[n, C]``."""
+        ...
+
+    def products(self, rows: Tensor, moves: Tensor, smiles: Sequence[str], owner: Tensor) -> Tensor:
+        """Of products ``[M]``, each of the row ``rows[owner]``."""
+        ...
+
+
+@dataclass(frozen=True)
+class Even:
+    """Everything allowed is equally likely at each stage."""
+
+    n_moves: int
+    n_blocks: int
+    like: Tensor
+
+    def moves(self, rows: Tensor) -> Tensor:
+        return self.like.new_zeros(len(rows), self.n_moves)
+
+    def blocks(self, rows: Tensor, moves: Tensor, candidates: Tensor | None) -> Tensor:
+        return self.like.new_zeros(len(rows), self.n_blocks if candidates is None else len(candidates))
+
+    def products(self, rows: Tensor, moves: Tensor, smiles: Sequence[str], owner: Tensor) -> Tensor:
+        return self.like.new_zeros(len(smiles))
+
+
+class Barren:
+    """Reactions that fit by their slots and give no product: molecules, and what fails with them."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, set[tuple[int, int]]] = {}
+
+    def add(self, smiles: str, move: int, block: int) -> None:
+        """Take note of one."""
+        self.found.setdefault(smiles, set()).add((move, block))
+
+    def copy(self) -> Barren:
+        """The same, apart."""
+        other = Barren()
+        other.found = {smiles: set(pairs) for smiles, pairs in self.found.items()}
+        return other
+
+    def __len__(self) -> int:
+        return sum(map(len, self.found.values()))
+
+
+@dataclass(frozen=True)
+class BlockTable:
+    """Log-probabilities of blocks for rows that choose among the same candidates.
+
+    Attributes:
+        rows: of the batch, long ``[n]``.
+        pair: which of the P distributions each follows, long ``[n]``.
+        log_probs: ``[P, C]``.
+        candidates: numbers of the blocks, ascending, long ``[C]``; None for all.
+    """
+
+    rows: Tensor
+    pair: Tensor
+    log_probs: Tensor
+    candidates: Tensor | None
+
+    def sample(self, generator: torch.Generator | None) -> Tensor:
+        """A block for each row, by inverting the distribution function: one number for each row, no sorting."""
+        cumulated = self.log_probs.detach().double().exp().cumsum(1)[self.pair]
+        total = cumulated[:, -1]
+        u = torch.rand(len(self.rows), generator=generator, dtype=torch.float64, device=total.device) * total
+        u = torch.minimum(u, torch.nextafter(total, torch.zeros_like(total)))
+        place = torch.searchsorted(cumulated, u.unsqueeze(1), right=True).squeeze(1)
+        return place if self.candidates is None else self.candidates[place]
+
+    def log_prob(self, blocks: Tensor) -> Tensor:
+        """Log-probability of a block for each row; −inf for one that is no candidate."""
+        place, known = blocks, (blocks >= 0) & (blocks < self.log_probs.shape[1])
+        if self.candidates is not None:
+            place = torch.searchsorted(self.candidates, blocks).clamp(max=len(self.candidates) - 1)
+            known = self.candidates[place] == blocks
+        found = self.log_probs[self.pair, place.where(known, 0)]
+        return found.masked_fill(~known, -torch.inf)
+
+
+@dataclass(frozen=True)
+class ReactionDistribution:
+    """P(action | state) for a batch of unfinished syntheses.
+
+    Attributes:
+        env: the environment.
+        states: N unfinished syntheses.
+        scorer: of a batch of rows.
+        rows: which of them these are, long ``[N]``.
+        barren: reactions known to give nothing, which are left out; sampling adds to it.
+        temperature: by which logits are divided.
+    """
+
+    env: Synthesis
+    states: Syntheses
+    scorer: Scorer
+    rows: Tensor
+    barren: Barren
+    temperature: float = 1.0
+    _drawn: list[tuple[Tensor, Tensor]] = field(default_factory=list[tuple[Tensor, Tensor]], repr=False)
+
+    def sample(self, generator: torch.Generator | None = None) -> Tensor:
+        """Actions ``[N, 4]``. A reaction that turns out to give nothing is noted and drawn again without it."""
+        actions = torch.zeros(len(self.states), 4, dtype=torch.long, device=self.rows.device)
+        actions[:, 3] = self.states.keys
+        waiting = torch.arange(len(self.states), device=self.rows.device)
+        while len(waiting):
+            part = self if len(waiting) == len(self.states) else self[waiting]
+            move = part.moves().sample(generator)
+            actions[waiting, 0] = move
+            actions[waiting, 1] = torch.where(move == STOP, part.states.depth, -1)
+            for table in part.block_tables(move):
+                actions[waiting[table.rows], 1] = table.sample(generator)
+            waiting = waiting[part.failed(actions[waiting])]
+        for rows, choice in self.ambiguous(actions):
+            actions[rows, 2] = choice.sample(generator)
+        self._drawn[:] = [(actions, self._log_prob(actions))]
+        return actions
+
+    def log_prob(self, actions: Tensor) -> Tensor:
+        """Log-probability of an action for each row, ``[N]``; −inf for one that is not allowed."""
+        drawn = [log_prob for known, log_prob in self._drawn if known is actions]
+        return drawn[0] if drawn else self._log_prob(actions)
+
+    def _log_prob(self, actions: Tensor) -> Tensor:
+        move, block, outcome, key = actions.unbind(1)
+        result = self.moves().log_prob(move.clamp(0, self.env.n_moves - 1))
+        for table in self.block_tables(move):
+            result = result.index_add(0, table.rows, table.log_prob(block[table.rows]))
+        count = self._products(actions)
+        plain = torch.where(move == STOP, block == self.states.depth, (move == FIRST) | (count > 0))
+        allowed = (key == self.states.keys) & plain & (outcome >= 0) & (outcome < count.clamp(min=1))
+        for rows, choice in self.ambiguous(actions):
+            result = result.index_add(0, rows, choice.log_prob(outcome[rows]))
+        return result.masked_fill(~allowed, -torch.inf)
+
+    def moves(self) -> MaskedCategorical:
+        """The first stage."""
+        mask = self.env.move_mask(self.states)
+        for row, molecule in enumerate(self.states.molecule):
+            for move, failing in self._failing(molecule.smiles):
+                slot = int(self.env.network.partner[move])
+                mask[row, move] &= slot >= 0 and len(failing) < len(self.env.network.members[slot])
+        return MaskedCategorical(self.scorer.moves(self.rows) / self.temperature, mask)
+
+    def _failing(self, smiles: str) -> Iterator[tuple[int, list[int]]]:
+        """Moves that fail with a molecule, with the blocks they fail with."""
+        pairs = self.barren.found.get(smiles, ())
+        for move in {move for move, _ in pairs}:
+            yield move, [block for other, block in pairs if other == move]
+
+    def block_tables(self, move: Tensor) -> Iterator[BlockTable]:
+        """The second stage, for the rows whose move takes a block."""
+        network, moves = self.env.network, move.cpu().numpy()
+        known = (moves >= 0) & (moves < self.env.n_moves)
+        slots = np.where(known, network.partner[np.where(known, moves, 0)], -1)
+        slots[moves == FIRST] = len(network.members)  # a slot of its own: the blocks that may come first
+        if len(network.blocks) <= DENSE:
+            yield from self._table(move, slots, slots >= 0, None)
+            return
+        for slot in np.unique(slots[slots >= 0]).tolist():
+            yield from self._table(move, slots, slots == slot, network.fitting[slot].to(move.device))
+
+    def _table(
+        self, move: Tensor, slots: np.ndarray, chosen: np.ndarray, candidates: Tensor | None
+    ) -> Iterator[BlockTable]:
+        rows = torch.from_numpy(chosen.nonzero()[0]).to(self.rows.device)
+        if len(rows) == 0:
+            return
+        asked = self.rows[rows] * self.env.n_moves + move[rows]
+        unique, pair = asked.unique(return_inverse=True)
+        first = torch.zeros_like(unique).scatter_(0, pair, torch.arange(len(pair), device=pair.device))
+        some = rows[first]  # one row of the batch for each pair
+        logits = self.scorer.blocks(self.rows[some], move[some], candidates) / self.temperature
+        mask = None
+        if candidates is None:
+            mask = self.env.network.slot_mask[torch.from_numpy(slots[some.cpu().numpy()])].to(move.device)
+        logits = self._without_barren(logits, mask, some, move, candidates)
+        yield BlockTable(rows, pair, logits.log_softmax(1), candidates)
+
+    def _without_barren(
+        self, logits: Tensor, mask: Tensor | None, some: Tensor, move: Tensor, candidates: Tensor | None
+    ) -> Tensor:
+        failing = list[tuple[int, int]]()
+        for place, row in enumerate(some.tolist()):
+            for other, blocks in self._failing(self.states.molecule[row].smiles):
+                if other == int(move[row]):
+                    failing += [(place, block) for block in blocks]
+        if failing:
+            place, block = torch.tensor(failing, device=logits.device).unbind(1)
+            column = block if candidates is None else torch.searchsorted(candidates, block)
+            mask = torch.ones_like(logits, dtype=torch.bool) if mask is None else mask.clone()
+            mask[place, column] = False
+        return logits if mask is None else logits.masked_fill(~mask, -torch.inf)
+
+    def _reactions(self, actions: Tensor) -> tuple[list[int], list[tuple[str, int, int]]]:
+        return self.env.reactions(self.states.molecule, actions)
+
+    def failed(self, actions: Tensor) -> Tensor:
+        """Rows whose reaction gives nothing, long; they are noted."""
+        rows, reactions = self._reactions(actions)
+        outcomes = self.env.network.outcomes(reactions)
+        lost = [
+            (row, reaction) for row, reaction, products in zip(rows, reactions, outcomes, strict=True) if not products
+        ]
+        for _, reaction in lost:
+            self.barren.add(*reaction)
+        return torch.tensor([row for row, _ in lost], dtype=torch.long, device=self.rows.device)
+
+    def _products(self, actions: Tensor) -> Tensor:
+        """Number of products of each row's reaction, long ``[N]``; 0 where there is none."""
+        rows, reactions = self._reactions(actions)
+        counts = [len(products) for products in self.env.network.outcomes(reactions)]
+        result = torch.zeros(len(actions), dtype=torch.long)
+        result[rows] = torch.tensor(counts, dtype=torch.long)
+        return result.to(self.rows.device)
+
+    def ambiguous(self, actions: Tensor) -> Iterator[tuple[Tensor, RaggedCategorical]]:
+        """The third stage: rows with several products, if there are any, and the choice among them."""
+        rows, reactions = self._reactions(actions)
+        found = zip(rows, self.env.network.outcomes(reactions), strict=True)
+        several = [(row, products) for row, products in found if len(products) > 1]
+        if not several:
+            return
+        device = self.rows.device
+        row = torch.tensor([row for row, _ in several], device=device)
+        count = torch.tensor([len(products) for _, products in several], device=device)
+        owner = torch.repeat_interleave(count)
+        smiles = [text for _, products in several for text in products]
+        logits = self.scorer.products(self.rows[row], actions[row, 0], smiles, owner) / self.temperature
+        number = torch.arange(len(smiles), device=device) - (count.cumsum(0) - count)[owner]
+        yield row, RaggedCategorical(logits, number, owner, len(row))
+
+    def __getitem__(self, rows: Tensor) -> ReactionDistribution:
+        return replace(self, states=self.states[rows], rows=self.rows[rows], _drawn=[])
+
+    def uniform(self) -> ReactionDistribution:
+        """Uniform at each stage (which is not uniform over whole actions)."""
+        even = Even(self.env.n_moves, len(self.env.network.blocks), torch.zeros(0, device=self.rows.device))
+        return replace(self, scorer=even, temperature=1.0, _drawn=[])
+
+    def tempered(self, temperature: float) -> ReactionDistribution:
+        """Tempered at each stage."""
+        return replace(self, temperature=self.temperature * temperature, _drawn=[])
