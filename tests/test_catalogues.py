@@ -52,7 +52,7 @@ def test_tables(tmp_path: Path, name: str, end: str, mark: str, parted: str) -> 
 def test_smiles_files(tmp_path: Path, name: str, end: str) -> None:
     found = read_bytes(tmp_path, name, ("\ufeff" + SMILES.replace("\n", end)).encode())
     assert core(found) == [(4, "CCO", "E-1", None, None, ""), (5, "CCN", f"{name}:5", None, None, "")]
-    headless = read_bytes(tmp_path, name, b"CCO |t:1,r| Z1 more\nsmiles\nC(\n")
+    headless = read_bytes(tmp_path, name, b"\xef\xbb\xbfCCO |t:1,r| Z1 more\nsmiles\nC(\n")
     assert [(r.line, r.smiles, r.id) for r in headless] == [
         (1, "CCO", "Z1"),
         (2, "smiles", f"{name}:2"),
