@@ -12,11 +12,13 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from envs.synthesis.chemistry import FIRST, STOP
 from envs.synthesis.environment import Synthesis
 from envs.synthesis.molecules import Syntheses
+from envs.synthesis.tables import BlockTable, position
 from gfn.distributions import MaskedCategorical, RaggedCategorical
 
 DENSE = 8192  # libraries up to this size are scored whole, which is quicker than slot by slot
@@ -31,6 +33,10 @@ class Scorer(Protocol):
 
     def blocks(self, rows: Tensor, moves: Tensor, candidates: Tensor | None) -> Tensor:
         """Of the candidate blocks (None for all) for a move, ``[n, C]``."""
+        ...
+
+    def block(self, rows: Tensor, moves: Tensor, blocks: Tensor) -> Tensor:
+        """Of one block for each row, ``[n]``."""
         ...
 
     def products(self, rows: Tensor, moves: Tensor, smiles: Sequence[str], owner: Tensor) -> Tensor:
@@ -51,6 +57,9 @@ class Even:
 
     def blocks(self, rows: Tensor, moves: Tensor, candidates: Tensor | None) -> Tensor:
         return self.like.new_zeros(len(rows), self.n_blocks if candidates is None else len(candidates))
+
+    def block(self, rows: Tensor, moves: Tensor, blocks: Tensor) -> Tensor:
+        return self.like.new_zeros(len(rows))
 
     def products(self, rows: Tensor, moves: Tensor, smiles: Sequence[str], owner: Tensor) -> Tensor:
         return self.like.new_zeros(len(smiles))
@@ -77,41 +86,6 @@ class Barren:
 
 
 @dataclass(frozen=True)
-class BlockTable:
-    """Log-probabilities of blocks for rows that choose among the same candidates.
-
-    Attributes:
-        rows: of the batch, long ``[n]``.
-        pair: which of the P distributions each follows, long ``[n]``.
-        log_probs: ``[P, C]``.
-        candidates: numbers of the blocks, ascending, long ``[C]``; None for all.
-    """
-
-    rows: Tensor
-    pair: Tensor
-    log_probs: Tensor
-    candidates: Tensor | None
-
-    def sample(self, generator: torch.Generator | None) -> Tensor:
-        """A block for each row, by inverting the distribution function: one number for each row, no sorting."""
-        cumulated = self.log_probs.detach().double().exp().cumsum(1)[self.pair]
-        total = cumulated[:, -1]
-        u = torch.rand(len(self.rows), generator=generator, dtype=torch.float64, device=total.device) * total
-        u = torch.minimum(u, torch.nextafter(total, torch.zeros_like(total)))
-        place = torch.searchsorted(cumulated, u.unsqueeze(1), right=True).squeeze(1)
-        return place if self.candidates is None else self.candidates[place]
-
-    def log_prob(self, blocks: Tensor) -> Tensor:
-        """Log-probability of a block for each row; −inf for one that is no candidate."""
-        place, known = blocks, (blocks >= 0) & (blocks < self.log_probs.shape[1])
-        if self.candidates is not None:
-            place = torch.searchsorted(self.candidates, blocks).clamp(max=len(self.candidates) - 1)
-            known = self.candidates[place] == blocks
-        found = self.log_probs[self.pair, place.where(known, 0)]
-        return found.masked_fill(~known, -torch.inf)
-
-
-@dataclass(frozen=True)
 class ReactionDistribution:
     """P(action | state) for a batch of unfinished syntheses.
 
@@ -122,6 +96,7 @@ class ReactionDistribution:
         rows: which of them these are, long ``[N]``.
         barren: reactions known to give nothing, which are left out; sampling adds to it.
         temperature: by which logits are divided.
+        subsample: number of blocks of a slot by which scores are normalised; None for all.
     """
 
     env: Synthesis
@@ -130,6 +105,7 @@ class ReactionDistribution:
     rows: Tensor
     barren: Barren
     temperature: float = 1.0
+    subsample: int | None = None
     _drawn: list[tuple[Tensor, Tensor]] = field(default_factory=list[tuple[Tensor, Tensor]], repr=False)
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
@@ -158,8 +134,8 @@ class ReactionDistribution:
     def _log_prob(self, actions: Tensor) -> Tensor:
         move, block, outcome, key = actions.unbind(1)
         result = self.moves().log_prob(move.clamp(0, self.env.n_moves - 1))
-        for table in self.block_tables(move):
-            result = result.index_add(0, table.rows, table.log_prob(block[table.rows]))
+        for rows, log_prob in self._block_log_prob(move, block):
+            result = result.index_add(0, rows, log_prob)
         count = self._products(actions)
         plain = torch.where(move == STOP, block == self.states.depth, (move == FIRST) | (count > 0))
         allowed = (key == self.states.keys) & plain & (outcome >= 0) & (outcome < count.clamp(min=1))
@@ -184,18 +160,38 @@ class ReactionDistribution:
 
     def block_tables(self, move: Tensor) -> Iterator[BlockTable]:
         """The second stage, for the rows whose move takes a block."""
+        slots = self._slots(move)
+        if len(self.env.network.blocks) <= DENSE:
+            yield from self._table(move, slots, slots >= 0, None)
+            return
+        for slot in np.unique(slots[slots >= 0]).tolist():
+            yield from self._table(move, slots, slots == slot, self.env.network.fitting[slot].to(move.device))
+
+    def _slots(self, move: Tensor) -> NDArray[np.int64]:
+        """The slot that the block of each row's move must fit, −1 for none."""
         network, moves = self.env.network, move.cpu().numpy()
         known = (moves >= 0) & (moves < self.env.n_moves)
         slots = np.where(known, network.partner[np.where(known, moves, 0)], -1)
         slots[moves == FIRST] = len(network.members)  # a slot of its own: the blocks that may come first
-        if len(network.blocks) <= DENSE:
-            yield from self._table(move, slots, slots >= 0, None)
+        return slots
+
+    def _block_log_prob(self, move: Tensor, block: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Rows and the log-probabilities of their blocks, by all blocks of the slot or by a part of them."""
+        if self.subsample is None:
+            for table in self.block_tables(move):
+                yield table.rows, table.log_prob(block[table.rows])
             return
+        slots = self._slots(move)
         for slot in np.unique(slots[slots >= 0]).tolist():
-            yield from self._table(move, slots, slots == slot, network.fitting[slot].to(move.device))
+            every = self.env.network.fitting[slot].to(move.device)
+            some = every[torch.randperm(len(every))[: self.subsample].sort().values.to(move.device)]
+            for table in self._table(move, slots, slots == slot, some):
+                chosen = block[table.rows]
+                own = self.scorer.block(self.rows[table.rows], move[table.rows], chosen) / self.temperature
+                yield table.rows, table.estimated_log_prob(chosen, own, every)
 
     def _table(
-        self, move: Tensor, slots: np.ndarray, chosen: np.ndarray, candidates: Tensor | None
+        self, move: Tensor, slots: NDArray[np.int64], chosen: NDArray[np.bool_], candidates: Tensor | None
     ) -> Iterator[BlockTable]:
         rows = torch.from_numpy(chosen.nonzero()[0]).to(self.rows.device)
         if len(rows) == 0:
@@ -205,26 +201,27 @@ class ReactionDistribution:
         first = torch.zeros_like(unique).scatter_(0, pair, torch.arange(len(pair), device=pair.device))
         some = rows[first]  # one row of the batch for each pair
         logits = self.scorer.blocks(self.rows[some], move[some], candidates) / self.temperature
-        mask = None
         if candidates is None:
             mask = self.env.network.slot_mask[torch.from_numpy(slots[some.cpu().numpy()])].to(move.device)
-        logits = self._without_barren(logits, mask, some, move, candidates)
-        yield BlockTable(rows, pair, logits.log_softmax(1), candidates)
+            logits = logits.masked_fill(~mask, -torch.inf)
+        yield BlockTable(rows, pair, self._without_barren(logits, some, move, candidates), candidates)
 
-    def _without_barren(
-        self, logits: Tensor, mask: Tensor | None, some: Tensor, move: Tensor, candidates: Tensor | None
-    ) -> Tensor:
-        failing = list[tuple[int, int]]()
-        for place, row in enumerate(some.tolist()):
-            for other, blocks in self._failing(self.states.molecule[row].smiles):
-                if other == int(move[row]):
-                    failing += [(place, block) for block in blocks]
-        if failing:
-            place, block = torch.tensor(failing, device=logits.device).unbind(1)
-            column = block if candidates is None else torch.searchsorted(candidates, block)
-            mask = torch.ones_like(logits, dtype=torch.bool) if mask is None else mask.clone()
-            mask[place, column] = False
-        return logits if mask is None else logits.masked_fill(~mask, -torch.inf)
+    def _without_barren(self, logits: Tensor, some: Tensor, move: Tensor, candidates: Tensor | None) -> Tensor:
+        """Logits without the blocks that are known to fail with a row's molecule and move."""
+        failing = [
+            (place, block)
+            for place, row in enumerate(some.tolist())
+            for other, blocks in self._failing(self.states.molecule[row].smiles)
+            if other == int(move[row])
+            for block in blocks
+        ]
+        if not failing:
+            return logits
+        place, block = torch.tensor(failing, device=logits.device).unbind(1)
+        column, known = position(block, candidates, logits.shape[1])
+        mask = torch.zeros_like(logits, dtype=torch.bool)
+        mask[place[known], column[known]] = True
+        return logits.masked_fill(mask, -torch.inf)
 
     def _reactions(self, actions: Tensor) -> tuple[list[int], list[tuple[str, int, int]]]:
         return self.env.reactions(self.states.molecule, actions)

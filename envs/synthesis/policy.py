@@ -108,6 +108,10 @@ class Learned:
             keys, bias = keys[candidates], bias[candidates]
         return self._query(rows, moves) @ keys.T + bias
 
+    def block(self, rows: Tensor, moves: Tensor, blocks: Tensor) -> Tensor:
+        known = blocks.clamp(0, len(self.keys) - 1)
+        return (self._query(rows, moves) * self.keys[known]).sum(1) + self.policy.block_bias[known]
+
     def products(self, rows: Tensor, moves: Tensor, smiles: Sequence[str], owner: Tensor) -> Tensor:
         network = self.policy.env.network
         bits = network.bits([network.molecules(text) for text in smiles])
@@ -171,7 +175,9 @@ class SynthesisPolicy(Policy[Syntheses]):
         numbers = torch.full((len(states),), len(vectors), device=which.device).masked_scatter(choice, which)
         barren = self.barren if self.training else self.barren.copy()  # looking at a policy does not change it
         rows = torch.arange(len(states), device=which.device)
-        return ReactionDistribution(self.env, states, Learned(self, vectors, numbers, keys), rows, barren)
+        subsample = self.subsample if torch.is_grad_enabled() else None  # where nothing is learned, all are scored
+        scorer = Learned(self, vectors, numbers, keys)
+        return ReactionDistribution(self.env, states, scorer, rows, barren, subsample=subsample)
 
     def stepper(self) -> Stepper[Syntheses]:
         """Vectors of blocks are computed once for a rollout."""
