@@ -41,10 +41,12 @@ def troubled(smiles: str) -> Any:
 
 
 def recovering(place: str, smiles: str) -> float:
-    """Dies at the first try of a molecule, and writes down every try."""
+    """Dies at the first try of a molecule, never ends for chlorine, and writes down every try."""
     marks = Path(place)
     with marks.open("a") as file:
         file.write(f"{smiles}\n")
+    if smiles == "Cl":
+        time.sleep(60)
     if marks.read_text().splitlines().count(smiles) == 1 and smiles != "CCO":
         os._exit(1)
     return 3.0
@@ -89,6 +91,12 @@ def test_a_failure_names_the_molecule_and_the_reason(strict: Pool, smiles: str) 
             Pool(Function(troubled), workers=0, retries=0)([smiles])
 
 
+def test_what_a_failure_leaves_behind_is_ended(strict: Pool) -> None:
+    with pytest.raises(RewardError, match="troubled failed for F"):
+        strict(["F", "Cl"])
+    assert strict(["CCO", "CCN"]).tolist() == [7.0, 7.0]
+
+
 def test_failures_get_the_floor_and_are_counted() -> None:
     batch = ["CCO", *REASONS, "CCN"]
     begun = time.monotonic()
@@ -130,6 +138,16 @@ def test_retries(tmp_path: Path) -> None:
     with Pool(Function(partial(recovering, str(tries))), workers=1, retries=1) as pool:
         assert pool(["CCO", "CCN"]).tolist() == [3.0, 3.0]
     assert sorted(tries.read_text().split()) == ["CCN", "CCN", "CCO"]
+
+
+@pytest.mark.slow
+def test_what_ran_out_of_time_is_not_tried_again_but_its_batch_is(tmp_path: Path) -> None:
+    tries = tmp_path / "tries"
+    reward = Function(partial(recovering, str(tries)))
+    with Pool(reward, workers=1, retries=2, time_limit=1.0, batch=2, floor=0.5) as pool:
+        assert pool(["CCO", "Cl"]).tolist() == [3.0, 0.5]
+        assert pool.failures == {"time limit": 1}
+    assert tries.read_text().split() == ["CCO", "Cl"] * 2
 
 
 def test_other_terms_of_a_failure_are_unknown() -> None:

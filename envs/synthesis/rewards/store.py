@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
 import warnings
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -93,11 +92,8 @@ class Store:
     def _set_aside(self, error: sqlite3.DatabaseError) -> None:
         names = (self.path.with_name(f"{self.path.name}.damaged{number or ''}") for number in count())
         aside = next(name for name in names if not name.exists())
-        for suffix in ("", "-journal"):  # a journal left behind would be played back into the new file
-            try:
-                os.replace(f"{self.path}{suffix}", f"{aside}{suffix}")
-            except FileNotFoundError:
-                continue  # there is no journal, or another process was quicker
+        with suppress(FileNotFoundError):  # another process was quicker
+            self.path.rename(aside)
         reason = " ".join(str(error).split())
         warnings.warn(f"{self.path} is damaged ({reason}); it is now {aside.name}, and a new cache begun", stacklevel=4)
 

@@ -133,7 +133,7 @@ def _started(task: Task) -> _Worker:
     ours, its = context.Pipe()
     process = context.Process(target=_serve, args=(its, task))
     process.start()
-    its.close()  # or its end would not be noticed here
+    its.close()  # the process has one of its own; with this one open, nobody would see it close
     return _Worker(process, ours)
 
 
