@@ -7,6 +7,7 @@ and balance makes P_F sample in proportion to R(x) q(x) instead of R(x): report 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -64,34 +65,47 @@ class MaxEntropyBackward(Tabular[S]):
         super().__init__(listed, env.backward_mask, logits.to(torch.get_default_dtype()), learned=False)
 
 
-@torch.no_grad()
-def reaches_start(
-    env: DiscreteEnvironment[S], backward: Policy[S], final: S, generator: torch.Generator | None = None
-) -> Tensor:
-    """Whether one walk by P_B from each state reaches an initial state, bool ``[N]``.
+@dataclass(frozen=True)
+class Walks:
+    """One walk back by P_B from each of B states.
 
-    A walk is lost where ``backward_mask`` allows nothing, or after ``env.max_steps`` steps.
+    Attributes:
+        log_prob: log P_B of all its steps, differentiable, ``[B]``.
+        returned: whether it reached an initial state, bool ``[B]``. A walk is lost where P_B knows no way
+            back, or after ``env.max_steps`` steps.
     """
-    reached = env.is_initial(final)
-    rows = (~reached).nonzero().squeeze(-1)
+
+    log_prob: Tensor
+    returned: Tensor
+
+
+def walks(env: Environment[S], backward: Policy[S], final: S, generator: torch.Generator | None = None) -> Walks:
+    """Walk back by P_B from each state."""
+    returned = env.is_initial(final)
+    log_prob = torch.zeros(len(final), dtype=torch.float64, device=returned.device)
+    rows = (~returned).nonzero().squeeze(-1)
     live = final[rows]
     for _ in range(env.max_steps):
-        walking = env.backward_mask(live).any(1)
+        walking = ~backward.stuck(live)
         live, rows = live[walking], rows[walking]
         if len(rows) == 0:
             break
-        live = env.undo(live, backward.distribution(live).sample(generator))
+        distribution = backward.distribution(live)
+        action = distribution.sample(generator)
+        log_prob = log_prob.index_add(0, rows, distribution.log_prob(action).double())
+        live = env.undo(live, action)
         home = env.is_initial(live)
-        reached[rows[home]] = True
+        returned[rows[home]] = True
         live, rows = live[~home], rows[~home]
-    return reached
+    return Walks(log_prob, returned)
 
 
+@torch.no_grad()
 def reach_fraction(
-    env: DiscreteEnvironment[S], backward: Policy[S], final: S, generator: torch.Generator | None = None
+    env: Environment[S], backward: Policy[S], final: S, generator: torch.Generator | None = None
 ) -> float:
     """Share of walks by P_B, one from each state, that reach an initial state: an estimate of the mean of q."""
-    return float(reaches_start(env, backward, final, generator).double().mean())
+    return float(walks(env, backward, final, generator).returned.double().mean())
 
 
 @torch.no_grad()

@@ -33,6 +33,11 @@ class Policy(nn.Module, ABC, Generic[S]):
     def distribution(self, states: S) -> ActionDistribution:
         """Distribution over the edges out of (or, for a backward policy, into) each state."""
 
+    def stuck(self, states: S) -> Tensor:
+        """From which states, none of them initial, a backward policy knows no way back, bool ``[N]``; here, none."""
+        weight = next(self.parameters(), torch.zeros(0))
+        return torch.zeros(len(states), dtype=torch.bool, device=weight.device)
+
     def stepper(self) -> Stepper[S]:
         """Start one rollout; override to keep work between steps, such as a key-value cache."""
         return lambda states, kept: self.distribution(states)
@@ -99,6 +104,9 @@ class MLPBackward(Policy[S]):
     def distribution(self, states: S) -> MaskedCategorical:
         return MaskedCategorical(self.head(self.trunk(states)), self.allowed(states))
 
+    def stuck(self, states: S) -> Tensor:
+        return ~self.allowed(states).any(1)
+
 
 class Uniform(Policy[S]):
     """Every edge equally likely, by a mask function such as ``env.forward_mask``; nothing is learned."""
@@ -110,6 +118,9 @@ class Uniform(Policy[S]):
     def distribution(self, states: S) -> MaskedCategorical:
         mask = self.mask(states)
         return MaskedCategorical(mask.new_zeros(mask.shape, dtype=torch.get_default_dtype()), mask)
+
+    def stuck(self, states: S) -> Tensor:
+        return ~self.mask(states).any(1)
 
 
 class UniformBackward(Uniform[S]):
@@ -141,6 +152,9 @@ class CertainBackward(Policy[S]):
                 f"{self.describe(states[first : first + 1])[0]}, expected 1; use UniformBackward or MLPBackward"
             )
         return Certain(mask.int().argmax(-1))
+
+    def stuck(self, states: S) -> Tensor:
+        return ~self.allowed(states).any(1)
 
 
 class Prior(Policy[S]):
@@ -179,3 +193,6 @@ class Tabular(Policy[S]):
 
     def distribution(self, states: S) -> MaskedCategorical:
         return MaskedCategorical(self.logits[self.index(states)], self.mask(states))
+
+    def stuck(self, states: S) -> Tensor:
+        return ~self.mask(states).any(1)

@@ -10,7 +10,7 @@ from typing import Any, Generic, Self, TypeVar, cast
 import torch
 from torch import Tensor
 
-from gfn.states import States, cat, fingerprints, from_tensors, to_tensors
+from gfn.states import States, cat, fingerprint, fingerprints, from_tensors, to_tensors
 
 S = TypeVar("S", bound=States)
 
@@ -201,6 +201,11 @@ def chosen(which: Tensor, first: Trajectories[S], second: Trajectories[S]) -> Tr
     """Trajectory ``b`` of ``first`` where ``which[b]``, of ``second`` elsewhere, with the groups of ``first``."""
     place = torch.arange(len(first), device=which.device)
     return replace(Trajectories.cat([first, second])[place.where(which, place + len(first))], group=first.group)
+
+
+def seed_of(t: Trajectories[Any]) -> int:
+    """A seed that depends on the actions alone: for draws that must come out the same whenever a batch is scored."""
+    return fingerprint(t.actions.detach().cpu().contiguous().numpy().tobytes()) % (1 << 63)
 
 
 def order_by_trajectory(rows: Sequence[Tensor]) -> Tensor:

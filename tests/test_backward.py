@@ -18,8 +18,8 @@ from gfn.backward import (
     log_paths,
     log_return,
     reach_fraction,
-    reaches_start,
     terminal_log_prob,
+    walks,
 )
 from gfn.environment import DiscreteEnvironment
 from gfn.evaluation import Evaluator
@@ -161,7 +161,7 @@ def test_q_is_exact_and_estimated() -> None:
     for x, expected in Q.items():
         share = reach_fraction(env, backward, torch.full((n,), x), generator)
         assert abs(share - expected) <= 4 * (expected * (1 - expected) / n) ** 0.5, x
-    assert reaches_start(env, backward, torch.tensor([0, 6, 7])).tolist() == [True, False, False]
+    assert walks(env, backward, torch.tensor([0, 6, 7])).returned.tolist() == [True, False, False]
     careful = MaxEntropyBackward(env)  # counts paths from the start, so it never walks where there are none
     q = log_return(graph, exact.edge_log_pb(graph, careful)).exp()
     torch.testing.assert_close(q[graph.terminal], torch.ones(3, dtype=torch.float64), atol=1e-6, rtol=0)
@@ -249,3 +249,72 @@ def test_probabilities_refuse_dead_ends() -> None:
         terminal_log_prob(env, Uniform(env.forward_mask), UniformBackward(env), torch.full((50,), 3))
     with pytest.raises(ValueError, match="allow no action"):
         rollout(env, UniformBackward(env), torch.full((50,), 3), backward=True)
+
+
+def reinforced(entropy: float = 0.0) -> tuple[DeadEnds, Any, Tabular[Any], Objective[Any]]:
+    env = DeadEnds()
+    graph = exact.state_graph(env)
+    table = torch.zeros(graph.n, env.n_actions, dtype=torch.float64)
+    backward = Tabular(env, env.backward_mask, table.clone())
+    policy = Tabular(env, env.forward_mask, table.clone())
+    objective = Objective(
+        policy, backward, Alpha(1.0), LearnedLogZ(0.0), backward_loss="reinforce", backward_entropy=entropy, env=env
+    )
+    return env, graph, backward, objective
+
+
+def chance(graph: Any, backward: Any) -> Tensor:
+    """q(x) of the terminal states."""
+    return log_return(graph, exact.edge_log_pb(graph, backward))[graph.terminal].exp()
+
+
+def test_reinforce_has_the_gradient_of_the_chance_to_return() -> None:
+    env, graph, backward, objective = reinforced()
+    n = 3000
+    t = rollout(env, objective.policy, env.reset(n * 3), generator=torch.Generator().manual_seed(0))
+    loss, report = objective(t)
+    loss.backward()
+    assert backward.logits.grad is not None
+    share = torch.bincount(env.index(t.final), minlength=graph.n)[graph.terminal] / len(t)
+    assert float(report["walks_returned"]) == pytest.approx(float((share * chance(graph, backward)).sum()), abs=0.03)
+    mask, step = env.backward_mask(graph.states), 1e-5
+    for state, action in mask.nonzero().tolist():
+        ends = list[float]()
+        for sign in (1, -1):
+            with torch.no_grad():
+                backward.logits[state, action] += sign * step
+            ends.append(float((share * chance(graph, backward)).sum()))
+            with torch.no_grad():
+                backward.logits[state, action] -= sign * step
+        slope = (ends[0] - ends[1]) / (2 * step)
+        assert -float(backward.logits.grad[state, action]) == pytest.approx(slope, abs=4 * len(t) ** -0.5)
+
+
+@pytest.mark.parametrize("entropy", [0.0, 0.01])
+def test_reinforce_teaches_walks_to_find_the_start(entropy: float) -> None:
+    env, graph, backward, objective = reinforced(entropy)
+    assert float(chance(graph, backward).mean()) < 0.75
+    optimizer = torch.optim.Adam(objective.parameters(), lr=0.05)
+    generator = torch.Generator().manual_seed(0)
+    for step in range(300):
+        t = rollout(env, objective.policy, env.reset(64), generator=generator)
+        loss, _ = objective(t, step)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert float(chance(graph, backward).min()) > 0.97
+    assert float(metrics.total_variation(exact.log_terminal(graph, objective.policy), graph.log_target)) < 0.05
+
+
+def test_walks_are_the_same_whenever_a_batch_is_scored() -> None:
+    env, _, _, objective = reinforced()
+    t = rollout(env, objective.policy, env.reset(50), generator=torch.Generator().manual_seed(0))
+    first, again, other = objective.scores(t), objective.scores(t), objective.scores(t[:49])
+    assert first.returned is not None
+    assert again.returned is not None
+    assert other.returned is not None
+    assert first.returned.equal(again.returned)
+    assert not first.returned[:49].equal(other.returned)
+    assert objective.eval().scores(t).log_walk is None, "looking at a policy draws nothing"
+    with pytest.raises(ValueError, match="give it env="):
+        Objective(objective.policy, objective.backward_policy, Alpha(1.0), LearnedLogZ(0.0), backward_loss="reinforce")

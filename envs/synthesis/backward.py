@@ -47,6 +47,10 @@ class OverEdges(Policy[Syntheses]):
     def logits(self, states: Sequence[State], edges: Sequence[Sequence[Edge]]) -> Tensor:
         """Logits of all edges into each of the states, one state after the other."""
 
+    def stuck(self, states: Syntheses) -> Tensor:
+        none = [not edges for edges in self.source.into(states_of(states))]
+        return torch.tensor(none, dtype=torch.bool, device=self.env.device)
+
     def distribution(self, states: Syntheses) -> RaggedCategorical:
         listed = states_of(states)
         return self._over(listed, self.source.into(listed))

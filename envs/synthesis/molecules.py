@@ -41,6 +41,9 @@ class Molecule:
     def __deepcopy__(self, memo: Any) -> Molecule:
         return self
 
+    def __reduce__(self) -> tuple[type[Molecule], tuple[str]]:
+        return Molecule, (self.smiles,)  # in another process it is another object
+
     def __repr__(self) -> str:
         return self.smiles or "(start)"
 
@@ -82,6 +85,9 @@ class Molecules:
 
     def __deepcopy__(self, memo: Any) -> Molecules:
         return self
+
+    def __reduce__(self) -> tuple[type[Molecules], tuple[()]]:
+        return Molecules, ()
 
 
 @dataclass(frozen=True)

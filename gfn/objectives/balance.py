@@ -33,6 +33,8 @@ class Scores:
         weight: importance of each trajectory, mean one in each group, ``[B]``.
         log_flow: log F of each state, log R at the final one, zero after it, ``[B, T + 1]``; or None.
         log_inflow: log of the edge flows into the state after each step, ``[B, T]``; or None.
+        log_walk: log P_B of a walk back from each final state, drawn for P_B to learn from, ``[B]``; or None.
+        returned: whether that walk reached an initial state, float ``[B]``; or None.
     """
 
     log_pf: Tensor
@@ -45,6 +47,8 @@ class Scores:
     weight: Tensor
     log_flow: Tensor | None = None
     log_inflow: Tensor | None = None
+    log_walk: Tensor | None = None
+    returned: Tensor | None = None
 
     @property
     def excess(self) -> Tensor:

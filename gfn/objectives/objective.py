@@ -8,7 +8,8 @@ from typing import Literal, TypeVar
 import torch
 from torch import Tensor
 
-from gfn.environment import RewardError
+from gfn.backward import walks
+from gfn.environment import Environment, RewardError
 from gfn.flows import Flow
 from gfn.objectives.balance import LOG_OF_ZERO, Balance, Scores, trajectory_balance
 from gfn.objectives.divergence import Divergence
@@ -17,7 +18,7 @@ from gfn.objectives.partition import Partition
 from gfn.policies import Policy
 from gfn.schedules import Number, value_at
 from gfn.states import States
-from gfn.trajectories import Trajectories
+from gfn.trajectories import Trajectories, seed_of
 
 S = TypeVar("S", bound=States)
 
@@ -32,15 +33,20 @@ class Objective(Learner[S]):
         partition: where log Z comes from.
         balance: from scores and log Z to residuals Δ (model minus target) and weights.
         flow: state flows, for balances that need them.
-        backward_loss: how P_B learns, if it does: through the ``balance``, or by ``likelihood`` of the
-            trajectories trained on, held constant in the balance (Jang et al. 2024, arXiv:2410.15184).
+        backward_loss: how P_B learns, if it does: through the ``balance``; by ``likelihood`` of the
+            trajectories trained on, held constant in the balance (Jang et al. 2024, arXiv:2410.15184); or by
+            ``reinforce``, from walks back by P_B itself, one from each final state, of which those that reach
+            the start are worth 1 and those that are lost 0, less their mean over the batch (Cretu et al. 2024,
+            arXiv:2405.01155).
+        backward_entropy: with ``reinforce``, weight of the entropy of these walks beside that worth.
         importance: exponent λ of the weights (P_F(τ)/μ(τ))^λ of trajectories sampled by another policy
             μ; 0 trusts the balance alone, 1 restores the on-policy gradient at the price of variance.
         importance_limit: largest such weight, as a multiple of the group's mean.
         backward_lr, flow_lr: learning rates of their own; None takes the trainer's.
+        env: where to walk back; only ``reinforce`` does.
 
     Raises:
-        ValueError: if the balance needs flows that are not given, or ``backward_loss`` is none of the two.
+        ValueError: if the balance needs flows that are not given, or ``backward_loss`` is none of the three.
     """
 
     def __init__(
@@ -51,22 +57,34 @@ class Objective(Learner[S]):
         partition: Partition,
         balance: Balance = trajectory_balance,
         flow: Flow[S] | None = None,
-        backward_loss: Literal["balance", "likelihood"] = "balance",
+        backward_loss: Literal["balance", "likelihood", "reinforce"] = "balance",
+        backward_entropy: Number = 0.0,
         importance: Number = 0.0,
         importance_limit: float = 10.0,
         backward_lr: Number | None = None,
         flow_lr: Number | None = None,
+        env: Environment[S] | None = None,
     ):
         super().__init__(policy, backward)
-        if backward_loss not in ("balance", "likelihood"):
-            raise ValueError(f"Objective: backward_loss must be balance or likelihood, got {backward_loss!r}")
+        if backward_loss not in ("balance", "likelihood", "reinforce"):
+            raise ValueError(
+                f"Objective: backward_loss must be balance, likelihood or reinforce, got {backward_loss!r}"
+            )
+        if backward_loss == "reinforce" and env is None:
+            raise ValueError("Objective: backward_loss=reinforce walks back through an environment; give it env=")
         self.divergence, self.partition, self.balance, self.flow = divergence, partition, balance, flow
         self.backward_loss, self.importance, self.importance_limit = backward_loss, importance, importance_limit
+        self.backward_entropy, self.env = backward_entropy, env
         self.backward_lr, self.flow_lr = backward_lr, flow_lr
         _require_inputs(balance, partition, flow)
 
     def scores(self, t: Trajectories[S]) -> Scores:
         scores = super().scores(t)
+        if self.backward_loss == "reinforce" and self.env is not None and self.training:
+            # Seeded by the trajectories, so that a batch that is scored twice (in parts) has the same walks.
+            generator = torch.Generator(t.lengths.device).manual_seed(seed_of(t))
+            back = walks(self.env, self.backward_policy, t.final, generator)
+            scores = replace(scores, log_walk=back.log_prob, returned=back.returned.double())
         if self.flow is None:
             return scores
         inner = t.pad(self.flow(t.sources))
@@ -86,8 +104,8 @@ class Objective(Learner[S]):
         zero_reward = scores.log_reward <= LOG_OF_ZERO
         if bool(zero_reward.any()):
             _require_bounded(divergence, int(zero_reward.sum()), len(zero_reward))
-        likelihood = scores.log_pb.double().sum(1)
-        if self.backward_loss == "likelihood":
+        backward_loss, backward_report = self._backward_loss(scores, step)
+        if self.backward_loss != "balance":
             scores = replace(scores, log_pb=scores.log_pb.detach())
         log_z = self.partition(scores, divergence)
         residual, weight = self.balance(scores, log_z)
@@ -100,11 +118,22 @@ class Objective(Learner[S]):
             "zero_reward": zero_reward.double().mean(),
             **diagnose(divergence, residual.detach(), weight, log_z.detach()),
             **divergence.settings(),
+            **backward_report,
         }
+        return loss + backward_loss, report
+
+    def _backward_loss(self, scores: Scores, step: int) -> tuple[Tensor | float, Reported]:
+        """What P_B learns by, if not the balance, and a report."""
         if self.backward_loss == "likelihood":
-            loss = loss - likelihood.mean()
-            report["log_pb"] = likelihood.detach().mean()
-        return loss, report
+            likelihood = scores.log_pb.double().sum(1)
+            return -likelihood.mean(), {"log_pb": likelihood.detach().mean()}
+        if scores.log_walk is None or scores.returned is None:
+            return 0.0, {}
+        worth = scores.returned - value_at(self.backward_entropy, step) * scores.log_walk.detach()
+        advantage = (worth - worth.mean()) * len(worth) / max(len(worth) - 1, 1)  # less the mean of the others
+        surrogate = -(advantage * scores.log_walk).mean()
+        entropy = -scores.log_walk.detach().mean()
+        return surrogate, {"walks_returned": scores.returned.mean(), "walk_entropy": entropy}
 
     def log_z(self, scores: Scores, step: int) -> Tensor:
         """The partition's log Z of each trajectory's initial state, ``[B]``."""

@@ -26,8 +26,8 @@ from gfn.states import cat
 from gfn.trajectories import Trajectories
 
 PADDED = ("log_pf", "log_pb", "mask", "log_behaviour", "log_flow", "log_inflow")
-PLAIN = ("log_reward", "group", "weight")
-DIFFERENTIABLE = ("log_pf", "log_pb", "log_flow", "log_inflow")
+PLAIN = ("log_reward", "group", "weight", "log_walk", "returned")
+DIFFERENTIABLE = ("log_pf", "log_pb", "log_flow", "log_inflow", "log_walk")
 
 
 def backward_in_parts(learner: Learner[Any], t: Trajectories[Any], step: int, size: int) -> tuple[Tensor, Reported]:
@@ -74,7 +74,7 @@ def join(parts: Sequence[Scores]) -> Scores:
         return torch.cat([pad(table[name], (0, width - table["mask"].shape[1])) for table in tables])
 
     joined = {name: padded(name) for name in PADDED if name in tables[0]}
-    plain = {name: torch.cat([table[name] for table in tables]) for name in PLAIN}
+    plain = {name: torch.cat([table[name] for table in tables]) for name in PLAIN if name in tables[0]}
     return replace(parts[0], **joined, **plain, initial=cat([part.initial for part in parts]))
 
 
@@ -94,7 +94,7 @@ def _carry_on(scores: Scores, coefficients: dict[str, Tensor | None], rows: slic
         coefficient = coefficients.get(name)
         if coefficient is not None and value.requires_grad:
             outputs.append(value)
-            gradients.append(coefficient[rows, : value.shape[1]].to(value.dtype))
+            gradients.append(coefficient[rows][..., : value.shape[-1]].to(value.dtype))
     if outputs:
         torch.autograd.backward(outputs, gradients)
 
