@@ -96,7 +96,15 @@ def test_a_failure_names_the_molecule_and_the_reason(strict: Pool, smiles: str) 
             Pool(Function(troubled), workers=0, retries=0)([smiles])
 
 
+def in_parallel(pool: Pool) -> bool:
+    """Whether two workers are up."""
+    begun = time.monotonic()
+    pool(["CS", "CS"])
+    return time.monotonic() - begun < 2 * SLOW["CS"]
+
+
 def test_what_a_failure_leaves_behind_is_ended(strict: Pool) -> None:
+    assert any(in_parallel(strict) for _ in range(20))
     with pytest.raises(RewardError, match="troubled failed for F"):
         strict(["F", "CS"])
     assert strict(["CCO", "CSC"]).tolist() == [7.0, 1.5], "the value of CS would come first"
