@@ -81,7 +81,8 @@ def draw_progress(run: Run, directory: Path, path: Path) -> Path | None:
     if not _curve(axes[0], lines, "eval/tv", "total variation"):
         _curve(axes[0], lines, "loss", "loss")
     for style, (name, count) in zip(("-", "--", ":"), counts.items(), strict=False):
-        _curve(axes[1], lines, name, f"{name.replace('_', ' ')} found (of {count})", style)
+        total = f" (of {count})" if count is not None else ""
+        _curve(axes[1], lines, name, f"{name.replace('_', ' ')} found{total}", style)
     if counts:
         axes[1].set(ylabel="modes found in training", ylim=(0, None))
         axes[1].legend()

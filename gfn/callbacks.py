@@ -19,11 +19,11 @@ class ProgressBar:
     """One line on the terminal: loss, log Z against its exact value, total variation, modes found.
 
     Args:
-        mode_counts: how many modes there are, by definition.
+        mode_counts: how many modes there are, by definition; None where that is not known.
         stream: where to write; default standard error.
     """
 
-    def __init__(self, mode_counts: Mapping[str, int] | None = None, stream: TextIO | None = None):
+    def __init__(self, mode_counts: Mapping[str, int | None] | None = None, stream: TextIO | None = None):
         self.mode_counts = mode_counts or {}
         self.stream = stream
         self.bar: Any = None
@@ -51,7 +51,8 @@ class ProgressBar:
         parts = [f"loss {report.metrics['loss']:.3g}", log_z]
         if "tv" in self.latest:
             parts.append(f"TV {self.latest['tv']:.3f}")
-        parts += [f"{name} {report.metrics.get(name, 0):.0f}/{count}" for name, count in self.mode_counts.items()]
+        for name, count in self.mode_counts.items():
+            parts.append(f"{name} {report.metrics.get(name, 0):.0f}" + (f"/{count}" if count is not None else ""))
         return ", ".join(part for part in parts if part)
 
     def close(self) -> None:

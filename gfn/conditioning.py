@@ -81,7 +81,9 @@ class Conditional(DiscreteEnvironment[Conditioned[S]]):
             self.enumerate, self.index = self._enumerate, self._index
         modal = as_multimodal(self.env)
         if modal is not None:
-            self.mode_counts: Mapping[str, int] = {k: self.n_conditions * n for k, n in modal.mode_counts.items()}
+            self.mode_counts: Mapping[str, int | None] = {
+                name: None if count is None else self.n_conditions * count for name, count in modal.mode_counts.items()
+            }
             self.modes = self._modes
         if as_measured(self.env) is not None:
             self.distance = self._distance

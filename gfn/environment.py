@@ -131,11 +131,11 @@ class Multimodal(Protocol):
     """An environment that says what its modes are, under one or several definitions.
 
     Attributes:
-        mode_counts: for each definition, how many modes there are.
+        mode_counts: for each definition, how many modes there are; None where that is not known.
     """
 
     @property
-    def mode_counts(self) -> Mapping[str, int]: ...
+    def mode_counts(self) -> Mapping[str, int | None]: ...
 
     def modes(self, states: Any, /) -> Mapping[str, Tensor]:
         """For each definition, the mode each terminal state belongs to, long ``[N]``; −1 where it is in none."""
@@ -157,6 +157,15 @@ class Measured(Protocol):
 
     def distance(self, first: Any, second: Any, /) -> Tensor:
         """Distance of two batches row by row, ``[N]``."""
+        ...
+
+
+@runtime_checkable
+class Summarised(Protocol):
+    """An environment that has numbers of its own to report about trajectories."""
+
+    def summary(self, t: Any, /) -> Mapping[str, float]:
+        """Numbers about trajectories, by names that evaluation does not use itself."""
         ...
 
 
@@ -183,6 +192,11 @@ def as_tested(env: Environment[Any]) -> Tested | None:
 def as_measured(env: Environment[Any]) -> Measured | None:
     """``env`` itself if it has a distance, else None."""
     return env if isinstance(env, Measured) else None
+
+
+def as_summarised(env: Environment[Any]) -> Summarised | None:
+    """``env`` itself if it summarises trajectories, else None."""
+    return env if isinstance(env, Summarised) else None
 
 
 def checked_log_reward(env: Environment[S], states: S) -> Tensor:

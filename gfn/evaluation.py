@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -15,6 +15,7 @@ from gfn.environment import (
     as_enumerable,
     as_measured,
     as_multimodal,
+    as_summarised,
     as_tested,
     checked_log_reward,
 )
@@ -34,7 +35,7 @@ class Discovery:
     def __init__(self, env: Environment[Any]):
         self.env = as_multimodal(env)
         names = self.env.mode_counts if self.env is not None else {}
-        self.found: dict[str, Tensor] = {name: torch.zeros(0, dtype=torch.long) for name in names}
+        self.found: dict[str, set[int]] = {name: set() for name in names}
 
     def observe(self, final: Any) -> None:
         """Take note of the terminal states of a batch."""
@@ -42,19 +43,18 @@ class Discovery:
             return
         labels = self.env.modes(final)
         for name, seen in self.found.items():
-            label = labels[name].cpu()
-            self.found[name] = torch.cat([seen, label[label >= 0]]).unique()
+            seen.update(labels[name][labels[name] >= 0].tolist())
 
     def counts(self) -> dict[str, int]:
         """Number of modes found, by definition."""
         return {name: len(seen) for name, seen in self.found.items()}
 
     def state_dict(self) -> dict[str, Tensor]:
-        return dict(self.found)
+        return {name: torch.tensor(sorted(seen), dtype=torch.long) for name, seen in self.found.items()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Take over what was found; a definition that ``state`` does not know starts with nothing."""
-        self.found = {name: state.get(name, torch.zeros(0, dtype=torch.long)) for name in self.found}
+        self.found = {name: set(state[name].tolist()) if name in state else set() for name in self.found}
 
 
 class Evaluator(Generic[S]):
@@ -127,7 +127,7 @@ class Evaluator(Generic[S]):
         finally:
             for module, training in modes.items():
                 module.training = training
-        return {**sampled, **listed, **tested}
+        return _joined(sampled, listed, tested)
 
     def _sampled(self, step: int, generator: torch.Generator) -> tuple[dict[str, float], Tensor]:
         """Metrics of trajectories of P_F, and the estimate of log Z from each initial state, ``[starts]``."""
@@ -143,14 +143,16 @@ class Evaluator(Generic[S]):
         best = t.log_reward.topk(min(self.top_k, len(t))).indices
         measured = as_measured(self.env)
         apart = {} if measured is None else {"diversity": metrics.diversity(t.final[best], measured.distance)}
-        return {
+        common = {
             **_mean(estimates),
             "log_reward_mean": float(t.log_reward.mean()),
             "log_reward_top": float(t.log_reward[best].double().mean()),
             "length_mean": float(t.lengths.double().mean()),
             "log_z": float(log_z.mean()),
             **apart,
-        }, log_z
+        }
+        summarised = as_summarised(self.env)
+        return (common if summarised is None else _joined(common, summarised.summary(t))), log_z
 
     def _exact(self, graph: exact.StateGraph[S], log_z: Tensor, generator: torch.Generator) -> dict[str, float]:
         log_p, log_target = exact.log_terminal(graph, self.objective.policy), graph.log_target
@@ -239,6 +241,17 @@ def _distances(log_p: Tensor, log_target: Tensor, log_z: float, error: float) ->
         "log_z_exact": log_z,
         "log_z_error": error,
     }
+
+
+def _joined(*parts: Mapping[str, float]) -> dict[str, float]:
+    """Metrics of several kinds; raises ValueError if two have one name."""
+    result: dict[str, float] = {}
+    for part in parts:
+        twice = sorted(result.keys() & part.keys())
+        if twice:
+            raise ValueError(f"Evaluator: there are two metrics named {', '.join(twice)}; rename what summary gives")
+        result |= part
+    return result
 
 
 def _mean(each: Sequence[dict[str, float]]) -> dict[str, float]:

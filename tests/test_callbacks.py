@@ -43,6 +43,12 @@ def test_progress_shows_loss_log_z_total_variation_and_modes() -> None:
     assert "2/10" in text
 
 
+def test_progress_shows_modes_of_which_nobody_knows_how_many_there_are() -> None:
+    assert "logZ 2.250, islands 7, regions 3/4]" in shown(
+        ProgressBar({"islands": None, "regions": 4}), report(1, islands=7, regions=3)
+    )
+
+
 def test_progress_shows_what_there_is() -> None:
     assert "loss 0.5, logZ 2.250]" in shown(ProgressBar(), report(1))
     bare = Report(1, 10, 8, {"loss": 0.5}, None)

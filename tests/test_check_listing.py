@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from envs.hypergrid import Hypergrid
+from gfn.check import check_environment
 from gfn.distributions import RaggedCategorical
 from gfn.policies import Tabular
 from tests.breaking import Cases, at, caught, right
@@ -122,6 +123,15 @@ def takes_states_for_regions(self, states):
 @cases.add("modes", "modes[regions] to answer for each state alone")
 def numbers_modes_in_the_batch(self, states):
     return dict.fromkeys(self.mode_counts, torch.arange(len(states)))
+
+
+def test_modes_need_not_be_counted() -> None:
+    class Uncounted(Hypergrid):
+        @property
+        def mode_counts(self):
+            return {"regions": None, "mode_states": None}
+
+    assert "modes" in check_environment(Uncounted(4, 2))
 
 
 @pytest.mark.parametrize("name", cases)

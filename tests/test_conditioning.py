@@ -66,6 +66,15 @@ def test_abilities_are_those_of_the_environment() -> None:
     assert dict(tempered().mode_counts) == {name: 3 * n for name, n in grid().mode_counts.items()}
 
 
+def test_modes_that_nobody_has_counted_stay_uncounted() -> None:
+    class Islands(Hypergrid):
+        @property
+        def mode_counts(self) -> Any:
+            return {"islands": None, "regions": 4}
+
+    assert dict(RewardExponents(Islands(4, 2), EXPONENTS).mode_counts) == {"islands": None, "regions": 12}
+
+
 def test_states_behave_as_a_batch() -> None:
     env = tempered()
     states = env.enumerate()

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Any, ClassVar
+
 import torch
 
 from envs.hypergrid import GridStates, Hypergrid
 from gfn.evaluation import Discovery
 from tests.trainers import Unlisted
+
+
+class Named(Unlisted):
+    """Says of each state that it is the mode of that number."""
+
+    mode_counts: ClassVar[dict[str, None]] = {"labels": None}
+
+    def __init__(self) -> None:
+        super().__init__(8, 2)
+
+    def modes(self, states: Any) -> dict[str, torch.Tensor]:
+        return {"labels": states}
 
 
 def final(*points: tuple[int, int]) -> GridStates:
@@ -38,6 +52,17 @@ def test_discoveries_survive_a_round_trip() -> None:
     assert sum(map(len, state.values())) == 4, "a state that was taken stays as it was"
     second.load_state_dict({})
     assert second.counts() == {"regions": 0, "mode_states": 0}
+
+
+def test_labels_may_be_any_number_of_63_bits() -> None:
+    discovery = Discovery(Named())
+    labels = torch.tensor([2**63 - 1, -1, 2**63 - 2, 0, 2**63 - 1])
+    discovery.observe(labels)
+    again = Discovery(Named())
+    again.load_state_dict(discovery.state_dict())
+    again.observe(labels)
+    assert discovery.counts() == again.counts() == {"labels": 3}
+    assert discovery.state_dict()["labels"].tolist() == [0, 2**63 - 2, 2**63 - 1]
 
 
 def test_environments_without_modes_have_no_discoveries() -> None:

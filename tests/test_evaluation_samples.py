@@ -121,6 +121,33 @@ def test_the_test_set_stays_the_same() -> None:
     assert not torch.equal(sets[0], sets[2])
 
 
+class Talkative(Hypergrid):
+    """Has a word to say about trajectories, under a name of its own or not."""
+
+    said = "corner_rate"
+
+    def summary(self, t: Any) -> dict[str, float]:
+        return {self.said: float((t.final.coords == 0).all(1).double().mean())}
+
+
+def test_what_an_environment_says_about_trajectories_is_among_the_metrics() -> None:
+    env = Talkative(4, 2)
+    policy = Uniform(env.forward_mask)
+    t = drawn(env, policy, 256)
+    result = evaluated(env, policy)
+    assert result["corner_rate"] == pytest.approx(float((t.lengths == 1).double().mean()))
+    assert 0 < result["corner_rate"] < 1
+    assert set(result) == {"corner_rate", *evaluated(Hypergrid(4, 2), policy)}
+
+
+@pytest.mark.parametrize("name", ["elbo", "tv"])
+def test_two_metrics_of_one_name_are_refused(name: str) -> None:
+    env = Talkative(4, 2)
+    env.said = name
+    with pytest.raises(ValueError, match=f"two metrics named {name}"):
+        evaluated(env, Uniform(env.forward_mask))
+
+
 def test_abilities_that_an_environment_lacks_leave_no_metrics() -> None:
     grid = Hypergrid(4, 2)
     assert as_tested(grid) is None
