@@ -160,7 +160,7 @@ def make(node: Any, supplied: Mapping[str, Any], path: str) -> Any:
         return target(**arguments)
     except ConfigError:
         raise
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, FileNotFoundError, ImportError) as error:
         raise ConfigError([f"{path}: {error}"]) from error
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from gfn.distributions import ActionDistribution, Certain, MaskedCategorical
-from gfn.environment import DiscreteEnvironment, Enumerable
+from gfn.environment import DiscreteEnvironment, Enumerable, Environment, as_discrete
 from gfn.states import States
 from gfn.trajectories import Trajectories
 
@@ -51,6 +51,15 @@ class Policy(nn.Module, ABC, Generic[S]):
         return self.distribution(t.targets).log_prob(t.actions)
 
 
+def require_dense(env: Environment[S], what: str) -> None:
+    """Raise ValueError unless the actions of an environment have dense masks, as ``what`` needs."""
+    if as_discrete(env) is None:
+        raise ValueError(
+            f"{what} needs an environment with dense masks (a DiscreteEnvironment), and {type(env).__name__} is none: "
+            "choose policy= and backward= that are made for it"
+        )
+
+
 class Trunk(nn.Module, Generic[S]):
     """Multilayer perceptron from ``env.encode`` to ``width`` features, shared by any number of heads.
 
@@ -79,6 +88,7 @@ class MLPPolicy(Policy[S]):
 
     def __init__(self, env: DiscreteEnvironment[S], width: int = 256, depth: int = 2):
         super().__init__()
+        require_dense(env, "MLPPolicy")
         self.allowed = env.forward_mask
         self.trunk = Trunk(env, width, depth)
         self.head = nn.Linear(width, env.n_actions)
@@ -97,6 +107,7 @@ class MLPBackward(Policy[S]):
 
     def __init__(self, env: DiscreteEnvironment[S], policy: MLPPolicy[S], tied: bool = True):
         super().__init__()
+        require_dense(env, "MLPBackward")
         self.allowed = env.backward_mask
         self.trunk = policy.trunk if tied else Trunk(env, policy.trunk.width, len(policy.trunk.layers))
         self.head = nn.Linear(self.trunk.width, env.n_actions)
@@ -127,6 +138,7 @@ class UniformBackward(Uniform[S]):
     """P_B: every edge into a state equally likely."""
 
     def __init__(self, env: DiscreteEnvironment[S]):
+        require_dense(env, "UniformBackward")
         super().__init__(env.backward_mask)
 
 
@@ -139,6 +151,7 @@ class CertainBackward(Policy[S]):
 
     def __init__(self, env: DiscreteEnvironment[S]):
         super().__init__()
+        require_dense(env, "CertainBackward")
         self.allowed = env.backward_mask
         self.describe = env.describe
 

@@ -57,6 +57,7 @@ CHANGES: dict[str, tuple[tuple[str, ...], str]] = {
     "divergence.min_ess": ((), "0.999"),
     "divergence.divergence.min_ess": (("divergence=clipped", "divergence.divergence.alpha=0.0"), "0.999"),
     "objective.backward_loss": (("backward=learned",), "likelihood"),
+    "objective.reward_exponent": ((), "0.5"),
     "objective.backward_entropy": (("backward=learned", "objective.backward_loss=reinforce"), "1.0"),
     "objective.importance": (("exploration=epsilon",), "1.0"),
     "objective.importance_limit": (("exploration=epsilon", "objective.importance=1.0"), "1.001"),

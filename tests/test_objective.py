@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,9 +23,10 @@ from gfn.objectives import (
     Scores,
     trajectory_balance,
 )
-from gfn.policies import Tabular
+from gfn.policies import Tabular, UniformBackward
 from gfn.schedules import Linear
 from tests.oracles import MEMBERS, f64
+from tests.test_exact import as_table
 from tests.two_paths import TwoPaths, table_backward, table_forward
 
 # D over trajectories, D over ends, gradient of the logits at the start, first logit's of each single element
@@ -239,3 +241,21 @@ def test_schedule_follows_the_step() -> None:
     for step, alpha in ((0, 0.0), (5, 1.0), (10, 2.0), (99, 2.0)):
         expected, _ = table_objective(env, Alpha(alpha))(t)
         torch.testing.assert_close(annealed(t, step)[0], expected, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("power", [0.5, 1.0])
+def test_reward_exponent_is_in_force_in_training(power: float) -> None:
+    """The loss is zero at the policy of the rewards to the power in force, and not at another one."""
+    env = Hypergrid(3, 2)
+    graph = exact.state_graph(env)
+    tempered = replace(graph, log_reward=power * graph.log_reward)
+    backward = UniformBackward(env).double()
+    policy = as_table(env, graph, exact.optimal_log_pf(tempered, backward)).double()
+    t = exact.all_trajectories(graph)
+
+    def loss(exponent: float) -> float:
+        log_z = LearnedLogZ(float(tempered.log_z)).double()
+        return float(Objective(policy, backward, Alpha(0.5), log_z, reward_exponent=exponent)(t)[0].detach())
+
+    assert loss(power) < 1e-10
+    assert loss(0.75 * power) > 1e-3

@@ -39,6 +39,8 @@ class Objective(Learner[S]):
             the start are worth 1 and those that are lost 0, less their mean over the batch (Cretu et al. 2024,
             arXiv:2405.01155).
         backward_entropy: with ``reinforce``, weight of the entropy of these walks beside that worth.
+        reward_exponent: power to which rewards are raised in training, best a schedule that ends in 1; what is
+            evaluated is always the reward itself.
         importance: exponent λ of the weights (P_F(τ)/μ(τ))^λ of trajectories sampled by another policy
             μ; 0 trusts the balance alone, 1 restores the on-policy gradient at the price of variance.
         importance_limit: largest such weight, as a multiple of the group's mean.
@@ -59,6 +61,7 @@ class Objective(Learner[S]):
         flow: Flow[S] | None = None,
         backward_loss: Literal["balance", "likelihood", "reinforce"] = "balance",
         backward_entropy: Number = 0.0,
+        reward_exponent: Number = 1.0,
         importance: Number = 0.0,
         importance_limit: float = 10.0,
         backward_lr: Number | None = None,
@@ -74,7 +77,7 @@ class Objective(Learner[S]):
             raise ValueError("Objective: backward_loss=reinforce walks back through an environment; give it env=")
         self.divergence, self.partition, self.balance, self.flow = divergence, partition, balance, flow
         self.backward_loss, self.importance, self.importance_limit = backward_loss, importance, importance_limit
-        self.backward_entropy, self.env = backward_entropy, env
+        self.backward_entropy, self.reward_exponent, self.env = backward_entropy, reward_exponent, env
         self.backward_lr, self.flow_lr = backward_lr, flow_lr
         _require_inputs(balance, partition, flow)
 
@@ -99,7 +102,7 @@ class Objective(Learner[S]):
         Raises:
             RewardError: if a trajectory has reward zero and the divergence's slope is unbounded there.
         """
-        scores = self._weighted(scores, step)
+        scores = self._weighted(self._tempered(scores, step), step)
         divergence = self.divergence.at(step).fitted(scores.excess.detach(), scores.group)
         zero_reward = scores.log_reward <= LOG_OF_ZERO
         if bool(zero_reward.any()):
@@ -148,6 +151,18 @@ class Objective(Learner[S]):
 
     def check_group_size(self, size: int, step: int = 0) -> None:
         self.partition.check_group_size(size, self.divergence.at(step))
+
+    def _tempered(self, scores: Scores, step: int) -> Scores:
+        """Scores with rewards to the power in force at a step."""
+        exponent = value_at(self.reward_exponent, step)
+        if exponent == 1:
+            return scores
+        log_reward = torch.where(scores.log_reward <= LOG_OF_ZERO, LOG_OF_ZERO, exponent * scores.log_reward)
+        if scores.log_flow is None:
+            return replace(scores, log_reward=log_reward)
+        end = scores.mask.sum(1, keepdim=True)
+        log_flow = scores.log_flow.scatter(1, end, log_reward.to(scores.log_flow.dtype).unsqueeze(1))
+        return replace(scores, log_reward=log_reward, log_flow=log_flow)
 
     def _weighted(self, scores: Scores, step: int) -> Scores:
         """Scores with truncated, self-normalised importance weights in the place of ones."""
