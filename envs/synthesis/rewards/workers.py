@@ -15,6 +15,8 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any, Protocol
 
+import torch
+
 
 @dataclass(frozen=True)
 class Failure:
@@ -141,6 +143,7 @@ def _serve(link: Connection, task: Task) -> None:
     """The life of a worker: say that it is ready, then answer calls until nobody asks."""
     if os.name == "posix":
         os.setsid()  # so that it can be killed with the processes it starts
+    torch.set_num_threads(1)  # there are as many workers as are meant to compute at once
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interruption is for the process that asks
     with suppress(EOFError, OSError):
         link.send(None)
