@@ -77,6 +77,7 @@ class Chemistry:
         self.n_slots = len(self._slots)
         self._patterns = [(Chem.MolFromSmarts(want), [Chem.MolFromSmarts(p) for p in bar]) for want, bar in self._slots]
         self._number = {t.name: i for i, t in enumerate(templates)}
+        self._geometries = [len(re.findall(r"[/\\]", t.forward.split(">>")[1])) // 2 for t in templates]
         self._moves_of = {t.name: [j for j, m in enumerate(self.moves) if m and m.template is t] for t in templates}
         self.largest = max(map(heavy_atoms, blocks), default=0)
         self.parse = lru_cache(PARSED)(_parsed)
@@ -105,19 +106,21 @@ class Chemistry:
         """Every product of a move, distinct, in the order of their SMILES; empty if nothing sound comes out.
 
         Products that RDKit cannot sanitise, that fall apart, whose SMILES is too long, or that have lost or
-        won a stereo centre (so that the way back could not tell which there was) do not count.
+        won a stereo mark other than of a double bond that the template writes (so that the way back could not
+        tell which there was) do not count.
         """
         way = self.moves[move]
         assert way is not None
+        number = self._number[way.template.name]
         reactants = [self.parse(parent)]
         if way.partner >= 0:
             reactants.insert(1 - way.role, self.parse(self.blocks[block]))
         with rdBase.BlockLogs():  # what cannot be sanitised is no outcome, and nothing to print
-            raw = self._forward[self._number[way.template.name]].RunReactants(reactants)
+            raw = self._forward[number].RunReactants(reactants)
             found = {self.canonical(product) for (product,) in raw}
         sound = (smiles for smiles in found if smiles and len(smiles) <= LONGEST and "." not in smiles)
         if self.stereo:
-            marks = sum(map(stereo_marks, reactants))
+            marks = sum(map(stereo_marks, reactants)) + self._geometries[number]
             sound = (smiles for smiles in sound if stereo_marks(self.parse(smiles)) == marks)
         return tuple(sorted(sound))
 

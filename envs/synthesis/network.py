@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+import zipfile
+import zlib
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -16,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from envs.synthesis import chemistry
 from envs.synthesis.blocks import Library
 from envs.synthesis.chemistry import FIRST, STOP
 from envs.synthesis.graphs import Graph
@@ -123,8 +126,8 @@ class ReactionNetwork:
         try:
             with np.load(place, allow_pickle=False) as stored:
                 return stored["fits"], stored["reacts"]
-        except (OSError, ValueError, KeyError, EOFError):
-            pass
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error):
+            pass  # not there, or damaged
         fits = np.stack(self.workers.ask("fits", [(block.smiles,) for block in self.blocks]))
         members = [column.nonzero()[0].tolist() for column in fits.T]
         choices = [(block.smiles, self._choices(row, members)) for block, row in zip(self.blocks, fits, strict=True)]
@@ -144,7 +147,8 @@ class ReactionNetwork:
     def digest(self) -> str:
         """A name for everything that what is computed of the blocks depends on."""
         subject = self.workers.subject
-        content = [rdkit.__version__, self.library.digest, str(subject.chemoselective), str(subject.stereo)]
+        code = Path(str(chemistry.__file__)).read_text(encoding="utf-8")
+        content = [code, rdkit.__version__, self.library.digest, str(subject.chemoselective), str(subject.stereo)]
         content += [f"{t.name} {t.forward} {t.forbid}" for t in self.templates]
         return hashlib.blake2b("\n".join(content).encode(), digest_size=12).hexdigest()
 
