@@ -58,6 +58,7 @@ class ExactEdges:
 
     def __init__(self, env: Synthesis, reach: bool = True):
         self.env, self.reach = env, reach
+        self._latest: list[tuple[Edge, ...]] = []  # keeps parents in use until a walk has gone back to one of them
 
     def into(self, states: Sequence[State]) -> list[tuple[Edge, ...]]:
         made = list(dict.fromkeys((m.smiles, k) for m, k, stopped in states if not stopped and k > 0))
@@ -77,6 +78,7 @@ class ExactEdges:
             else:
                 listed = found[molecule.smiles, depth]
                 edges.append(tuple(Edge(o.move, o.block, o.outcome, network.molecules(o.parent)) for o in listed))
+        self._latest = edges
         return edges
 
     def _first(self, molecule: Molecule) -> tuple[Edge, ...]:
@@ -103,9 +105,11 @@ class KnownEdges:
     def __init__(self, molecules: Molecules):
         self.molecules = molecules
         self.known: LRUCache[tuple[str, int, bool], frozenset[Label]] = LRUCache(REMEMBERED)
+        self._latest: list[tuple[Edge, ...]] = []  # as in ExactEdges
 
     def into(self, states: Sequence[State]) -> list[tuple[Edge, ...]]:
-        return [self._edges(self.known.get(_name(state), frozenset())) for state in states]
+        self._latest = [self._edges(self.known.get(_name(state), frozenset())) for state in states]
+        return self._latest
 
     def including(self, states: Sequence[State], edges: Sequence[Edge]) -> list[tuple[Edge, ...]]:
         """The edges into each state, with one more where it is not known."""
