@@ -5,9 +5,9 @@ from __future__ import annotations
 import csv
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TextIO
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TextIO, runtime_checkable
 
 import hydra
 
@@ -15,31 +15,59 @@ from experiments.command import run_command
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
+    from torch import Tensor
+
+    from gfn.trajectories import Trajectories
 
 BATCH = 1024
 COLUMNS = ("state", "log_reward", "length", "log_pf", "log_pb")
+SETTINGS = {
+    "run": str,
+    "n": int,
+    "format": Literal["csv", "jsonl"],
+    "out": str,
+    "files": str | None,
+    "backward_samples": int,
+    "seed": int,
+    "threads": int,
+}
+
+
+@runtime_checkable
+class Exporting(Protocol):
+    """An environment that can write files of its own kind about sampled trajectories."""
+
+    def export(self, t: Any, directory: Path, log_p: Tensor | None = None, /) -> list[Path]:
+        """Write them into a folder and return their paths; ``log_p``: estimates for the final states, ``[B]``."""
+        ...
 
 
 @hydra.main(version_base="1.3", config_path="pkg://configs", config_name="sample")
 def main(config: DictConfig) -> None:
-    """Sample from a run into a CSV or JSON-lines file, or to the terminal."""
+    """Sample from a run into a CSV or JSON-lines file and files of the environment's kind, or to the terminal."""
     from experiments.build import require_settings
 
-    schema = {"run": str, "n": int, "format": Literal["csv", "jsonl"], "out": str, "seed": int, "threads": int}
-    settings = require_settings(config, schema)
-    rows = sample(Path(settings["run"]), settings["n"], settings["seed"], settings["threads"])
+    settings = require_settings(config, SETTINGS)
+    parts = opened(Path(settings["run"]), settings["threads"])
+    batches: Iterable[Trajectories[Any]] = draw(parts, settings["n"], settings["seed"])
     if settings["out"] == "-":
-        write(rows, settings["format"], sys.stdout)
+        write(rows(parts, batches), settings["format"], sys.stdout)
         return
+    folder: str | None = settings["files"] if isinstance(parts["env"], Exporting) else None
+    if folder is not None:
+        batches = list(batches)  # kept for the files
     target = Path(settings["out"])
     target.parent.mkdir(parents=True, exist_ok=True)
     with open(target, "w", encoding="utf-8", newline="") as file:
-        count = write(rows, settings["format"], file)
+        count = write(rows(parts, batches), settings["format"], file)
     print(f"{count} samples written to {target}")
+    if folder is not None:
+        files = export(parts, list(batches), Path(folder), settings["backward_samples"], settings["seed"])
+        print(f"{len(files)} files about them written to {folder}")
 
 
-def sample(directory: Path, n: int, seed: int, threads: int) -> Iterator[dict[str, Any]]:
-    """Draw ``n`` trajectories from the newest sound checkpoint of a run, on policy; one row for each.
+def opened(directory: Path, threads: int) -> dict[str, Any]:
+    """The parts of a run with the weights of its newest sound checkpoint, ready to be sampled from.
 
     Raises:
         RunError, CheckpointError: if there is nothing sound to sample from.
@@ -47,14 +75,31 @@ def sample(directory: Path, n: int, seed: int, threads: int) -> Iterator[dict[st
     import torch
 
     from experiments.runs import open_run
-    from gfn.sampling import rollout
 
     torch.set_num_threads(threads)
     _, parts, _ = open_run(directory)
-    env, objective = parts["env"], parts["objective"].eval()
+    parts["objective"].eval()
+    return parts
+
+
+def draw(parts: dict[str, Any], n: int, seed: int) -> Iterator[Trajectories[Any]]:
+    """``n`` trajectories of the parts' policy, batch by batch."""
+    import torch
+
+    from gfn.sampling import rollout
+
+    env, policy = parts["env"], parts["objective"].policy
     generator = torch.Generator(env.device).manual_seed(seed)
     for start in range(0, n, BATCH):
-        t = rollout(env, objective.policy, env.reset(min(BATCH, n - start), generator), generator=generator)
+        yield rollout(env, policy, env.reset(min(BATCH, n - start), generator), generator=generator)
+
+
+def rows(parts: dict[str, Any], batches: Iterable[Trajectories[Any]]) -> Iterator[dict[str, Any]]:
+    """What is written about each trajectory."""
+    import torch
+
+    env, objective = parts["env"], parts["objective"]
+    for t in batches:
         with torch.no_grad():
             scores = objective.scores(t)
         columns = (
@@ -66,6 +111,24 @@ def sample(directory: Path, n: int, seed: int, threads: int) -> Iterator[dict[st
         )
         for row in zip(*columns, strict=True):
             yield dict(zip(COLUMNS, row, strict=True))
+
+
+def export(
+    parts: dict[str, Any], batches: list[Trajectories[Any]], folder: Path, backward_samples: int, seed: int
+) -> list[Path]:
+    """Have the environment write its files about trajectories, with estimates of log p(x) if walks back are wanted."""
+    import torch
+
+    from gfn.backward import terminal_log_prob
+    from gfn.trajectories import Trajectories
+
+    env, objective = parts["env"], parts["objective"]
+    t, log_p = Trajectories.cat(batches), None
+    if backward_samples > 0:
+        generator = torch.Generator(env.device).manual_seed(seed)
+        policies = objective.policy, objective.backward_policy
+        log_p = terminal_log_prob(env, *policies, t.final, backward_samples, generator)
+    return env.export(t, folder, log_p)
 
 
 def write(rows: Iterator[dict[str, Any]], form: str, file: TextIO) -> int:

@@ -73,6 +73,34 @@ def test_evaluate_and_sample(finished: Path) -> None:
     assert other != again.stdout
 
 
+EXPORTING = """
+from envs.hypergrid import Hypergrid
+
+class Grid(Hypergrid):
+    def export(self, t, directory, log_p=None):
+        directory.mkdir(parents=True, exist_ok=True)
+        target = directory / "corners.txt"
+        estimates = [] if log_p is None else log_p.exp().tolist()
+        target.write_text(f"{len(t)} {sum(estimates)}")
+        return [target]
+"""
+
+
+def test_an_environment_may_write_files_about_samples(tmp_path: Path) -> None:
+    (tmp_path / "own_grid.py").write_text(EXPORTING, encoding="utf-8")
+    own = ["env=custom", "env._target_=own_grid.Grid", "env.side=2", "env.ndim=1", "sampler.batch_size=4"]
+    assert call(tmp_path, "train", *own, "run=own", "trainer.steps=2").returncode == 0
+    place = tmp_path / "own/samples/corners.txt"
+    assert call(tmp_path, "sample", "run=own", "n=5", "out=-").returncode == 0
+    assert call(tmp_path, "sample", "run=own", "n=5", "files=null").returncode == 0
+    assert not place.exists()
+    done = call(tmp_path, "sample", "run=own", "n=1030", "backward_samples=2")
+    assert "1 files about them written to own/samples" in done.stdout, done.stderr
+    count, total = place.read_text().split()
+    assert count == "1030", "all batches"
+    assert 400 < float(total) < 630, "estimates of probabilities, each near one half"
+
+
 def test_resumes_with_the_overrides_it_began_with(finished: Path) -> None:
     before = (finished / "metrics.jsonl").read_text()
     done = call(finished.parent, "train", "run=first", "trainer.steps=30")
