@@ -18,22 +18,28 @@ a reaction             the other reactant, or −1  which product   key of the m
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from cachetools import LRUCache
+from numpy.typing import NDArray
 from torch import Tensor
 
+from envs.synthesis import diversity, metrics
 from envs.synthesis.chemistry import FIRST, STOP
 from envs.synthesis.listing import Listing
 from envs.synthesis.molecules import Molecule, Syntheses
 from envs.synthesis.network import ReactionNetwork
 from envs.synthesis.rewards import Reward
 from gfn.environment import Environment, RewardError
+from gfn.states import fingerprint
+from gfn.trajectories import Trajectories
 
 REMEMBERED = 200_000  # rewards kept
+LABEL = 2**63 - 1  # bits of a hash that make a label, which is not negative
 
 
 class Synthesis(Environment[Syntheses]):
@@ -46,6 +52,8 @@ class Synthesis(Environment[Syntheses]):
         min_reactions: 1, or 0 if a block alone is a product.
         exponent: β; with several, each synthesis draws one, and the policy is told which.
         listed: list all states, for exact evaluation; only for a handful of blocks.
+        mode_threshold: R, before the exponent, from which on a molecule is a good one; such molecules, and
+            their scaffolds, are the modes.
 
     Raises:
         ValueError: if a number is out of its range.
@@ -59,6 +67,7 @@ class Synthesis(Environment[Syntheses]):
         min_reactions: int = 1,
         exponent: float | Sequence[float] = 1.0,
         listed: bool = False,
+        mode_threshold: float = 0.5,
     ):
         exponents = [exponent] if isinstance(exponent, int | float) else list(exponent)
         if min_reactions not in (0, 1) or max_reactions < max(1, min_reactions):
@@ -72,6 +81,7 @@ class Synthesis(Environment[Syntheses]):
         self.max_steps = max_reactions + 2
         self.n_moves = len(network.moves)
         self.exponents = torch.tensor(exponents, dtype=torch.float64)
+        self.mode_threshold = mode_threshold
         self._rewards: LRUCache[str, float] = LRUCache(REMEMBERED)
         if listed:  # an environment that has these methods is evaluated exactly
             listing = Listing(network, max_reactions, min_reactions, len(exponents))
@@ -184,10 +194,13 @@ class Synthesis(Environment[Syntheses]):
         raise ValueError(f"{type(self).__name__}.undo: action {self.name_of(action)} does not lead to state {where}")
 
     def log_reward(self, states: Syntheses) -> Tensor:
-        values = np.array([self._rewards[m.smiles] for m in self._rewarded(states.molecule)], dtype=np.float64)
         with np.errstate(divide="ignore"):
-            log_reward = torch.from_numpy(np.log(values)).to(self.device)
+            log_reward = torch.from_numpy(np.log(self.rewards(states))).to(self.device)
         return self.exponents.to(self.device)[states.condition] * log_reward
+
+    def rewards(self, states: Syntheses) -> NDArray[np.float64]:
+        """R itself, before the exponent, float64 ``[N]``; raises RewardError if it is no finite number from 0 on."""
+        return np.array([self._rewards[m.smiles] for m in self._rewarded(states.molecule)], dtype=np.float64)
 
     def _rewarded(self, molecules: Sequence[Molecule]) -> Sequence[Molecule]:
         """The same molecules, once their rewards are known."""
@@ -203,6 +216,38 @@ class Synthesis(Environment[Syntheses]):
                 )
             self._rewards.update(found)
         return molecules
+
+    def distance(self, first: Syntheses, second: Syntheses) -> Tensor:
+        """1 − Tanimoto similarity of Morgan fingerprints (radius 2, without chirality), row by row, ``[N]``."""
+        return torch.tensor(diversity.distance(first.smiles, second.smiles), dtype=torch.float64, device=self.device)
+
+    @property
+    def mode_counts(self) -> Mapping[str, int | None]:
+        """Definitions of modes; how many there are is not known."""
+        return {"good_scaffolds": None, "good_molecules": None}
+
+    def modes(self, states: Syntheses) -> Mapping[str, Tensor]:
+        """Which scaffold and which molecule each good molecule is, 63 bits of a hash, long ``[N]``; −1 for none."""
+        molecules = [text if good else "" for text, good in zip(states.smiles, self._good(states), strict=True)]
+        scaffolds = [diversity.scaffold(text) if text else "" for text in molecules]
+        return {"good_scaffolds": self._labels(scaffolds), "good_molecules": self._labels(molecules)}
+
+    def _good(self, states: Syntheses) -> list[bool]:
+        return (self.rewards(states) >= self.mode_threshold).tolist()
+
+    def _labels(self, texts: Sequence[str]) -> Tensor:
+        labels = [fingerprint(text.encode()) & LABEL if text else -1 for text in texts]
+        return torch.tensor(labels, dtype=torch.long, device=self.device)
+
+    def summary(self, t: Trajectories[Syntheses]) -> dict[str, float]:
+        """Figures of the molecules and routes of trajectories, by name (:func:`envs.synthesis.metrics.summary`)."""
+        return metrics.summary(self, t)
+
+    def export(self, t: Trajectories[Syntheses], directory: Path, log_p: Tensor | None = None) -> list[Path]:
+        """Write files for chemists about trajectories (:func:`envs.synthesis.export.export`); returns them."""
+        from envs.synthesis.export import export  # drawing takes libraries that training can do without
+
+        return export(self, t, directory, log_p)
 
     def describe(self, states: Syntheses) -> list[str]:
         """SMILES and the number of reactions, or that it is finished, and the exponent if there are several."""
