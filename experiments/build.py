@@ -183,6 +183,8 @@ def build_parts(config: Mapping[str, Any]) -> dict[str, Any]:
             if stage == "env" or isinstance(part, torch.nn.Module):
                 part = part.to(config["device"])
             parts[stage] = part
+            if stage == "env":
+                torch.manual_seed(config["seed"])  # a reward may draw while it loads a network, the first time only
     try:
         parts["objective"].check_group_size(parts["sampler"].group_size)
         parts["objective"].check_direction(parts["sampler"].forward)

@@ -11,7 +11,9 @@ from experiments import runs
 from experiments.build import checked
 from experiments.schema import ConfigError
 from tests.composing import CONFIGS, SMALL, built, composed
+from tests.test_seh import random_arrays, write
 
+MOLECULES = ["env=synthesis", "env.size=60", "env.max_reactions=2"]
 NEEDED = {  # options that leave a value to the user, or go with others
     "balance/detailed": ["flow=mlp"],
     "balance/sub_trajectory": ["flow=mlp"],
@@ -26,6 +28,18 @@ NEEDED = {  # options that leave a value to the user, or go with others
     "env/bits_insert": ["env.bits=8"],
     "env/conditional": ["env.env.side=4"],
     "sampler/data": ["++sampler.data=tests.toy.diagonal"],
+    "env/synthesis": MOLECULES,
+    "env/reward/qed": MOLECULES,
+    "env/reward/qed_sa": MOLECULES,
+    "env/reward/profile": MOLECULES,
+    "env/reward/seh": [*MOLECULES, "env.reward.sha256=null"],
+    "env/reward/molecules": [*MOLECULES, "++env.reward.score.reward.function=tests.toy.carbons"],
+    "policy/synthesis": MOLECULES,
+    "policy/synthesis_transformer": MOLECULES,
+    "backward/known_edges": MOLECULES,
+    "backward/exact_edges": MOLECULES,
+    "backward/learned_edges": MOLECULES,
+    "backward/cheapest_routes": MOLECULES,
     **{f"sampler/buffer/{name}": ["sampler=replay"] for name in ("uniform", "reward", "rank", "recent", "mixed")},
 }
 TREE_ONLY = {"backward/certain", "exploration/noise"}  # need a tree, or continuous actions
@@ -36,12 +50,17 @@ EXPERIMENTS = [f.removeprefix("experiment/") for f in FILES if f.startswith("exp
 
 def overrides_for(option: str) -> list[str]:
     group, _, name = option.rpartition("/")
-    small = [
-        o
-        for o in SMALL
-        if not (group == "env" and name != "hypergrid" and o.startswith("env.")) and not o.startswith(f"{group}=")
-    ]
-    return [f"{group}={name}", *NEEDED.get(option, []), *small]
+    needed = NEEDED.get(option, [])
+    another = needed[:1] == ["env=synthesis"]  # whose policies are others
+    dropped = ("env.", "policy.") if another else ("env.",) if group == "env" and name != "hypergrid" else ()
+    small = [o for o in SMALL if not o.startswith((*dropped, f"{group}="))]
+    return [*(["env=synthesis"] if another else []), f"{group}={name}", *needed[another:], *small]
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file of weights for the proxy, as users bring one."""
+    return write(tmp_path_factory.mktemp("weights") / "proxy.pkl.gz", random_arrays())
 
 
 def test_no_config_is_forgotten() -> None:
@@ -50,12 +69,15 @@ def test_no_config_is_forgotten() -> None:
 
 
 @pytest.mark.parametrize("option", OPTIONS)
-def test_option_fits_the_code_and_trains(option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_option_fits_the_code_and_trains(
+    option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weights: Path
+) -> None:
     monkeypatch.setenv("GFN_TRUST", "tests")
     if option in TREE_ONLY:
         checked(composed(*overrides_for(option)))
         return
-    report = built(tmp_path, *overrides_for(option)).trainer.run()
+    given = [f"env.reward.weights={weights}"] if option == "env/reward/seh" else []
+    report = built(tmp_path, *overrides_for(option), *given).trainer.run()
     assert report is not None
     assert report.step == 3
 
@@ -69,8 +91,10 @@ def test_main_config_fits_the_code(config: str) -> None:
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_experiment_trains_two_steps_and_resumes(experiment: str, tmp_path: Path) -> None:
+def test_experiment_trains_two_steps_and_resumes(experiment: str, tmp_path: Path, weights: Path) -> None:
     common = [f"experiment={experiment}", "logger=quiet", "logger.metrics.every=1", "evaluator.n_samples=16"]
+    if "seh" in composed(*common).env.get("reward", {}).get("_target_", "").lower():
+        common += [f"env.reward.weights={weights}", "env.reward.sha256=null"]
     whole, halves = tmp_path / "whole", tmp_path / "halves"
     for directory, steps in ((whole, (2,)), (halves, (1, 2))):
         for last in steps:

@@ -51,3 +51,8 @@ def quadratic(delta: Tensor) -> Tensor:
 
 def other_generator(u: Tensor) -> Tensor:
     return u - 1 - u.log()
+
+
+def carbons(smiles: str) -> float:
+    """Number of aromatic carbons of a molecule."""
+    return float(smiles.count("c"))
