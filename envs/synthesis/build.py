@@ -27,6 +27,7 @@ def synthesis(
     min_reactions: int = 1,
     exponent: float | list[float] = 1.0,
     listed: bool = False,
+    mode_threshold: float = 0.5,
     workers: int = 0,
     cache: Path | None = None,
 ) -> Synthesis:
@@ -46,6 +47,7 @@ def synthesis(
         max_reactions, min_reactions: of a synthesis.
         exponent: β; with several, each synthesis draws one.
         listed: list all states, for exact evaluation; only for a handful of blocks.
+        mode_threshold: R, before the exponent, from which on a molecule, and its scaffold, is a mode.
         workers: processes that answer questions about molecules; 0 does it here.
         cache: folder for what is computed of a library; None for the user's.
 
@@ -56,4 +58,4 @@ def synthesis(
     network = ReactionNetwork(
         chosen, reactions.load(templates, only), chemoselective, stereo, min_reactions == 0, workers, cache
     )
-    return Synthesis(network, reward, max_reactions, min_reactions, exponent, listed)
+    return Synthesis(network, reward, max_reactions, min_reactions, exponent, listed, mode_threshold)

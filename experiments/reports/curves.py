@@ -92,16 +92,18 @@ def series(group: Group, name: str) -> tuple[list[int], list[list[float]]]:
     return common, [[table[x] for table in tables] for x in common]
 
 
-def draw(groups: Sequence[Group], path: Path) -> None:
+def draw(groups: Sequence[Group], path: Path, wanted: Mapping[str, str] = PANELS) -> None:
     """One panel a metric, one line a group: the median over seeds in the range of all of them."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    panels = {name: label for name, label in PANELS.items() if any(series(group, name)[0] for group in groups)}
-    figure, axes = plt.subplots(1, len(panels), figsize=(4.4 * len(panels), 4), layout="constrained", squeeze=False)
-    for axis, (name, label) in zip(axes[0], panels.items(), strict=True):
+    panels = {name: label for name, label in wanted.items() if any(series(group, name)[0] for group in groups)}
+    columns = len(panels) if len(panels) <= 4 else 3
+    rows = -(-len(panels) // columns)
+    figure, axes = plt.subplots(rows, columns, figsize=(4.4 * columns, 4 * rows), layout="constrained", squeeze=False)
+    for axis, (name, label) in zip(axes.flat, panels.items(), strict=False):
         for i, group in enumerate(groups):
             x, values = series(group, name)
             colour, style = COLOURS[i % len(COLOURS)], STYLES[i // 2 % len(STYLES)]
@@ -117,11 +119,11 @@ def draw(groups: Sequence[Group], path: Path) -> None:
     plt.close(figure)
 
 
-def table(groups: Sequence[Group]) -> str:
+def table(groups: Sequence[Group], wanted: Mapping[str, str] = PANELS) -> str:
     """Markdown: the median of the last five evaluations of each run, then median and range over seeds."""
-    names = [name for name in PANELS if any(series(group, name)[0] for group in groups)]
+    names = [name for name in wanted if any(series(group, name)[0] for group in groups)]
     rows = [
-        "| runs | seeds | trajectories | " + " | ".join(PANELS[n] for n in names) + " |",
+        "| runs | seeds | trajectories | " + " | ".join(wanted[n] for n in names) + " |",
         "|---" * (3 + len(names)) + "|",
     ]
     for group in groups:
@@ -143,19 +145,24 @@ def _cell(values: Sequence[float]) -> str:
 
 def main(arguments: Sequence[str]) -> int:
     """Draw the runs that match the given patterns; exit code 1 with a message if there are none."""
+    return report("curves", arguments, PANELS)
+
+
+def report(name: str, arguments: Sequence[str], wanted: Mapping[str, str]) -> int:
+    """Write ``name.png`` and ``name.md`` about the runs that match the patterns among the arguments."""
     out = Path(next((a.removeprefix("out=") for a in arguments if a.startswith("out=")), "."))
     patterns = [a for a in arguments if not a.startswith("out=")]
     try:
         found = [Path(p) for pattern in patterns for p in sorted(glob.glob(pattern))]
         groups = load([path for path in found if path.is_dir()])  # a sweep keeps a file or two beside its runs
     except RunError as error:
-        print(f"curves: {error}", file=sys.stderr)
+        print(f"{name}: {error}", file=sys.stderr)
         return 1
     out.mkdir(parents=True, exist_ok=True)
-    draw(groups, out / "curves.png")
-    (out / "curves.md").write_text(table(groups), encoding="utf-8")
-    print(table(groups), end="")
-    print(f"written to {out / 'curves.png'} and {out / 'curves.md'}")
+    draw(groups, out / f"{name}.png", wanted)
+    (out / f"{name}.md").write_text(table(groups, wanted), encoding="utf-8")
+    print(table(groups, wanted), end="")
+    print(f"written to {out / name}.png and {out / name}.md")
     return 0
 
 
