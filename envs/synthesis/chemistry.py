@@ -97,14 +97,18 @@ class Chemistry:
         """Which slots a molecule fits, ``[n_slots]``."""
         mol = self.parse(smiles)
         matches = (
-            mol.HasSubstructMatch(want) and not any(mol.HasSubstructMatch(p) for p in bar)
-            for want, bar in self._patterns
+            mol.HasSubstructMatch(want) and not self._barred(mol, slot) for slot, (want, _) in enumerate(self._patterns)
         )
         return np.fromiter(matches, dtype=bool, count=self.n_slots)
+
+    def _barred(self, mol: Any, slot: int) -> bool:
+        """Whether a molecule has a group that the slot forbids."""
+        return any(mol.HasSubstructMatch(pattern) for pattern in self._patterns[slot][1])
 
     def outcomes(self, parent: str, move: int, block: int) -> tuple[str, ...]:
         """Every product of a move, distinct, in the order of their SMILES; empty if nothing sound comes out.
 
+        Reactants with a group that their slot forbids give nothing.
         Products that RDKit cannot sanitise, that fall apart, whose SMILES is too long, or that have lost or
         won a stereo mark other than of a double bond that the template writes (so that the way back could not
         tell which there was) do not count.
@@ -112,9 +116,12 @@ class Chemistry:
         way = self.moves[move]
         assert way is not None
         number = self._number[way.template.name]
-        reactants = [self.parse(parent)]
+        reactants, slots = [self.parse(parent)], [way.own]
         if way.partner >= 0:
             reactants.insert(1 - way.role, self.parse(self.blocks[block]))
+            slots.insert(1 - way.role, way.partner)
+        if any(self._barred(mol, slot) for mol, slot in zip(reactants, slots, strict=True)):
+            return ()
         with rdBase.BlockLogs():  # what cannot be sanitised is no outcome, and nothing to print
             raw = self._forward[number].RunReactants(reactants)
             found = {self.canonical(product) for (product,) in raw}
