@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 import torch
 from omegaconf import DictConfig, OmegaConf
@@ -166,7 +166,7 @@ def make(node: Any, supplied: Mapping[str, Any], path: str) -> Any:
 
 def _argument(value: Any, hint: Any, supplied: Mapping[str, Any], path: str) -> Any:
     if isinstance(value, str) and hint is not None:
-        if hint is Path:
+        if hint is Path or (Path in get_args(hint) and str not in get_args(hint)):
             return Path(value)
         if wants_function(hint):
             return locate(value)

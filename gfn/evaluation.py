@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from gfn import exact, metrics
-from gfn.backward import has_dead_ends, log_return, terminal_log_prob
+from gfn.backward import has_dead_ends, log_return, reach_fraction, terminal_log_prob
+from gfn.distributions import NoActionError
 from gfn.environment import (
     Environment,
     as_enumerable,
@@ -182,7 +183,10 @@ class Evaluator(Generic[S]):
             return {"reach_fraction": mean, "reach_fraction_worst": float(q.min())}
         draw = torch.multinomial(graph.log_target.exp(), self.n_samples, replacement=True, generator=generator)
         final = graph.states[graph.terminal[draw]]
-        t: Trajectories[S] = rollout(self.env, backward, final, backward=True, generator=generator)
+        try:
+            t: Trajectories[S] = rollout(self.env, backward, final, backward=True, generator=generator)
+        except NoActionError:  # P_B does not know every edge
+            return {"reach_fraction": reach_fraction(self.env, backward, final, generator)}
         return {"eubo": metrics.evidence_bound(-self.objective.scores(t).excess)}
 
     def _tested(self, final: S, generator: torch.Generator) -> dict[str, float]:

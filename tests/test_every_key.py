@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -9,8 +10,10 @@ from tempfile import TemporaryDirectory
 import pytest
 from omegaconf import OmegaConf
 
+from envs.synthesis.templates import OWN as OWN_TEMPLATES
 from tests.composing import SMALL, built, composed, leaves
 from tests.test_configs import NEEDED, OPTIONS
+from tests.test_seh import random_arrays, write
 
 BASE = (*SMALL, "logger.metrics.every=1", "divergence=alpha", "divergence.alpha=0.5")
 REPLAY = ("sampler=replay", "sampler/buffer=reward", "trainer.lr=0.1")
@@ -24,6 +27,21 @@ BITS = ("env=bits_prepend_append", "env.bits=8", "env.modes=2")
 CONDITIONS = ("env=conditional", "sampler.group_size=4", "env.env.side=4")
 PREFERENCES = ("env=preferences", "sampler.group_size=4")
 ENVS = "[{_target_:envs.hypergrid.Hypergrid,side:4},{_target_:envs.hypergrid.Hypergrid,side:4}]"
+SYNTHESIS = ("env=synthesis", "policy=synthesis", "backward=exact_edges", "env.size=60", "env.max_reactions=2")
+LEARNED_EDGES = (*SYNTHESIS, "backward=learned_edges", "backward.edges=exact")
+PRICED = (*SYNTHESIS, "env.size=null", "env.blocks=${oc.env:FGFN_TEST_BLOCKS}")
+ROUTES = (*PRICED, "backward=cheapest_routes")
+PROXY = (*SYNTHESIS, "env/reward=seh", "env.reward.sha256=null", "env.reward.weights=${oc.env:FGFN_TEST_WEIGHTS}")
+OWN = (*SYNTHESIS, "env/reward=molecules", "++env.reward.score.reward.function=tests.toy.carbons")
+PICKY = (*OWN[:-1], "++env.reward.score.reward.function=tests.toy.picky", "env.reward.score.floor=1.0")
+TWO_PROPERTIES = ",".join(f"{{_target_:envs.synthesis.rewards.Property,name:{name}}}" for name in ("qed", "weight"))
+# Piperazine amides can be made in one step or by way of the protected amine, and one block has a stereo centre.
+BLOCKS = """smiles,id,price
+C1CNCCN1,a,3
+CC(C)(C)OC(=O)N1CCNCC1,b,9
+O=C(O)c1ccccc1,c,1
+C[C@H](N)C(=O)O,d,2
+"""
 # key: (overrides that bring it in, another value)
 CHANGES: dict[str, tuple[tuple[str, ...], str]] = {
     "seed": ((), "1"),
@@ -140,6 +158,36 @@ CHANGES: dict[str, tuple[tuple[str, ...], str]] = {
     "env.envs": (PREFERENCES, ENVS),
     "env.weights": (PREFERENCES, "[[0.2,0.8],[0.3,0.7]]"),
     "env.combine": (PREFERENCES, "sum"),
+    "env.blocks": (SYNTHESIS, "chemicals"),
+    "env.size": (SYNTHESIS, "70"),
+    "env.library_seed": (SYNTHESIS, "1"),
+    "env.max_atoms": (SYNTHESIS, "10"),
+    "env.stereo": (PRICED, "true"),
+    "env.templates": (PRICED, "${oc.env:FGFN_TEST_TEMPLATES}"),
+    "env.only": (SYNTHESIS, "[amide_coupling,reductive_amination_aldehyde]"),
+    "env.chemoselective": (SYNTHESIS, "true"),
+    "env.max_reactions": (SYNTHESIS, "1"),
+    "env.min_reactions": (SYNTHESIS, "0"),
+    "env.listed": ((*SYNTHESIS, "env.size=12", "env.max_reactions=1"), "true"),
+    "env.mode_threshold": (SYNTHESIS, "0.01"),
+    "env.reward.name": (SYNTHESIS, "tpsa"),
+    "env.reward.rewards": ((*SYNTHESIS, "env/reward=qed_sa"), f"[{TWO_PROPERTIES}]"),
+    "env.reward.exponents": ((*SYNTHESIS, "env/reward=profile"), "[1.0,2.0,1.0]"),
+    "env.reward.weights": (PROXY, "${oc.env:FGFN_TEST_OTHER_WEIGHTS}"),
+    "env.reward.scale": (PROXY, "4.0"),
+    "env.reward.score.reward.function": (OWN, "tests.toy.nitrogens"),
+    "env.reward.score.floor": (PICKY, "0.125"),
+    "policy.network.width": (SYNTHESIS, "16"),
+    "policy.network.layers": (SYNTHESIS, "1"),
+    "policy.network.heads": ((*SYNTHESIS, "policy=synthesis_transformer"), "2"),
+    "policy.key_width": (SYNTHESIS, "16"),
+    "policy.fingerprint": (SYNTHESIS, "false"),
+    "policy.subsample": (SYNTHESIS, "3"),
+    "backward.edges": (SYNTHESIS, "retro"),
+    "backward.weight": (ROUTES, "9.0"),
+    "backward.step_cost": (ROUTES, "9.0"),
+    "backward.network.width": (LEARNED_EDGES, "16"),
+    "backward.network.layers": (LEARNED_EDGES, "1"),
     "logger.metrics.every": ((), "2"),
     "logger.metrics.path": ((), "${run}/other.jsonl"),
     "logger.tensorboard.directory": (("logger=default",), "${run}/events"),
@@ -150,6 +198,12 @@ CHANGES: dict[str, tuple[tuple[str, ...], str]] = {
 }
 # Shown to matter elsewhere: run and resume (test_cli), name (run directory, test_cli), threads and device (test_cli).
 ELSEWHERE = {"name", "threads", "device", "resume", "run"}
+# Results are the same by design: test_synthesis_determinism (workers), test_libraries (cache, strict), test_seh
+# (sha256, batch, device), test_reward_pool and test_reward_cache (how a reward of one's own is computed and kept).
+ELSEWHERE |= {"env.workers", "env.cache", "env.strict"}
+ELSEWHERE |= {f"env.reward.{name}" for name in ("sha256", "batch", "device", "path")}
+ELSEWHERE |= {f"env.reward.score.{name}" for name in ("workers", "time_limit", "retries", "batch")}
+ELSEWHERE |= {f"env.reward.score.reward.{name}" for name in ("takes", "batched", "version")}
 # These need a tree or continuous actions: test_check and test_distributions.
 CONTINUOUS = {"exploration.std"}
 
@@ -167,6 +221,21 @@ def fingerprint(overrides: tuple[str, ...]) -> tuple[str, ...]:
 
 def _size(path: Path) -> int:
     return path.stat().st_size if "tfevents" in path.name else 0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Files that configs of users point to: weights of the proxy, and templates of their own."""
+    folder = tmp_path_factory.mktemp("files")
+    names = {"FGFN_TEST_WEIGHTS": write(folder / "one.pkl.gz", random_arrays())}
+    names["FGFN_TEST_OTHER_WEIGHTS"] = write(folder / "other.pkl.gz", random_arrays(1))
+    names["FGFN_TEST_BLOCKS"] = folder / "blocks.csv"
+    names["FGFN_TEST_BLOCKS"].write_text(BLOCKS, encoding="utf-8")
+    names["FGFN_TEST_TEMPLATES"] = OWN_TEMPLATES / "acylations.yaml"
+    with pytest.MonkeyPatch.context() as patch:
+        for name, path in names.items():
+            patch.setenv(name, str(path))
+        yield
 
 
 @pytest.mark.parametrize("key", CHANGES)

@@ -56,3 +56,15 @@ def other_generator(u: Tensor) -> Tensor:
 def carbons(smiles: str) -> float:
     """Number of aromatic carbons of a molecule."""
     return float(smiles.count("c"))
+
+
+def nitrogens(smiles: str) -> float:
+    """Number of nitrogens of a molecule, aromatic or not."""
+    return float(smiles.lower().count("n"))
+
+
+def picky(smiles: str) -> float:
+    """Refuses molecules with an oxygen."""
+    if "O" in smiles:
+        raise ValueError("oxygen")
+    return 1.0
