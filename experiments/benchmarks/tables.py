@@ -119,8 +119,8 @@ def _heading(results: Results) -> str:
         f"Speed of synthesis with blocks from {case.blocks} and up to 3 reactions, reward QED, {case.batches} batches "
         f"of {size}; the policy of configs/policy/synthesis.yaml, untrained; tables empty at the start. Median (range) "
         f"of {len(seeds)} seeds. Python {platform.python_version()}, {packages}; {platform.machine()}, "
-        f"{os.cpu_count()} cores, one thread; load average {min(loads):.1f}–{max(loads):.1f}: well above 1, CPU seconds "
-        "are up to 40 % too high."
+        f"{os.cpu_count()} cores, one thread; load average {min(loads):.1f}–{max(loads):.1f}: well above 1, CPU "
+        "seconds are up to 40 % too high."
     )
 
 
