@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from gfn.environment import DiscreteEnvironment, Environment, as_discrete
-from gfn.policies import MLPPolicy, Policy, Tabular, Trunk
+from gfn.policies import MLPPolicy, Policy, Tabular, Trunk, require_dense
 from gfn.states import States
 
 S = TypeVar("S", bound=States)
@@ -70,6 +70,7 @@ class MLPFlow(Flow[S]):
 
     def __init__(self, env: DiscreteEnvironment[S], policy: MLPPolicy[S], tied: bool = False):
         super().__init__()
+        require_dense(env, "MLPFlow")
         self.trunk = policy.trunk if tied else Trunk(env, policy.trunk.width, len(policy.trunk.layers))
         self.head = nn.Linear(self.trunk.width, 1)
 

@@ -34,6 +34,7 @@ NEEDED = {  # options that leave a value to the user, or go with others
     "env/reward/profile": MOLECULES,
     "env/reward/seh": [*MOLECULES, "env.reward.sha256=null"],
     "env/reward/molecules": [*MOLECULES, "++env.reward.score.reward.function=tests.toy.carbons"],
+    "flow/synthesis": [*MOLECULES, "balance=detailed"],
     "policy/synthesis": MOLECULES,
     "policy/synthesis_transformer": MOLECULES,
     "backward/known_edges": MOLECULES,

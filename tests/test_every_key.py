@@ -183,6 +183,7 @@ CHANGES: dict[str, tuple[tuple[str, ...], str]] = {
     "policy.key_width": (SYNTHESIS, "16"),
     "policy.fingerprint": (SYNTHESIS, "false"),
     "policy.subsample": (SYNTHESIS, "3"),
+    "flow.network": ((*SYNTHESIS, "flow=synthesis", "balance=detailed"), "{_target_:envs.synthesis.encoders.GINE}"),
     "backward.edges": (SYNTHESIS, "retro"),
     "backward.weight": (ROUTES, "9.0"),
     "backward.step_cost": (ROUTES, "9.0"),

@@ -20,7 +20,8 @@ from envs.synthesis.templates import Template, reaction
 
 STOP, FIRST = 0, 1  # the first two moves; each way of taking part in a reaction follows
 LONGEST = 512  # characters of the SMILES of a molecule
-PARSED = 20_000  # molecules kept in RDKit's own form
+PARSED = 2_000  # molecules kept in RDKit's own form, at some 40 kB each
+SETTLED = 20_000  # SMILES whose canonical form is kept
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ class Chemistry:
         self._moves_of = {t.name: [j for j, m in enumerate(self.moves) if m and m.template is t] for t in templates}
         self.largest = max(map(heavy_atoms, blocks), default=0)
         self.parse = lru_cache(PARSED)(_parsed)
-        self.settled = lru_cache(PARSED)(self._settled)
+        self.settled = lru_cache(SETTLED)(self._settled)
 
     def _ways(self, chemoselective: bool) -> Iterable[Move]:
         for template, rxn in zip(self.templates, self._forward, strict=True):

@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from envs.synthesis.chemistry import Chemistry, Precursor
 
-REMEMBERED = 100_000  # molecules whose origins are kept
+REMEMBERED = 50_000  # molecules whose origins are kept
 
 
 @dataclass(frozen=True, order=True)

@@ -16,7 +16,7 @@ from envs.synthesis.graphs import bits_of, graph_of
 from envs.synthesis.retrosynthesis import Retrosynthesis
 from envs.synthesis.templates import Template
 
-REMEMBERED = 200_000  # answers kept
+REMEMBERED = 50_000  # answers kept
 CHUNK = 4  # questions sent to a worker at once, at least
 
 
