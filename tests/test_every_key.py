@@ -201,7 +201,7 @@ CHANGES: dict[str, tuple[tuple[str, ...], str]] = {
 ELSEWHERE = {"name", "threads", "device", "resume", "run"}
 # Results are the same by design: test_synthesis_determinism (workers), test_libraries (cache, strict), test_seh
 # (sha256, batch, device), test_reward_pool and test_reward_cache (how a reward of one's own is computed and kept).
-ELSEWHERE |= {"env.workers", "env.cache", "env.strict"}
+ELSEWHERE |= {"env.workers", "env.cache", "env.strict", "env.rejected"}
 ELSEWHERE |= {f"env.reward.{name}" for name in ("sha256", "batch", "device", "path")}
 ELSEWHERE |= {f"env.reward.score.{name}" for name in ("workers", "time_limit", "retries", "batch")}
 ELSEWHERE |= {f"env.reward.score.reward.{name}" for name in ("takes", "batched", "version")}

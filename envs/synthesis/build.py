@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from envs.synthesis.environment import Synthesis
 from envs.synthesis.libraries import library
 from envs.synthesis.network import ReactionNetwork
 from envs.synthesis.rewards import Reward
+
+log = logging.getLogger(__name__)
 
 
 def synthesis(
@@ -20,6 +23,7 @@ def synthesis(
     max_atoms: int = 30,
     stereo: bool = False,
     strict: bool = False,
+    rejected: Path | None = None,
     templates: Path | None = None,
     only: Sequence[str] | None = None,
     chemoselective: bool = False,
@@ -41,6 +45,7 @@ def synthesis(
         max_atoms: heavy atoms of a block, at most.
         stereo: keep stereochemistry; otherwise no molecule has any.
         strict: refuse a library with entries that cannot be used, rather than leave them out.
+        rejected: a CSV file to write these entries into.
         templates: file or folder of reaction templates; None for this project's own.
         only: names of the templates to use; None for all.
         chemoselective: respect the groups that templates forbid in a reactant.
@@ -55,6 +60,12 @@ def synthesis(
         ValueError: if the parts do not go together.
     """
     chosen = library(blocks, size, library_seed, stereo, max_atoms, strict, cache)
+    if chosen.rejections:
+        hint = "env.rejected=FILE lists them" if rejected is None else f"they are listed in {rejected}"
+        counts = len(chosen), chosen.name, len(chosen.rejections)
+        log.info("%d blocks of %s; %d entries were left out (%s)", *counts, hint)
+    if rejected is not None:
+        chosen.write_report(rejected)
     network = ReactionNetwork(
         chosen, reactions.load(templates, only), chemoselective, stereo, min_reactions == 0, workers, cache
     )
