@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import io
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from envs.synthesis.backward import LearnedEdges, UniformEdges
 from envs.synthesis.encoders import GINE
 from envs.synthesis.environment import Synthesis
 from envs.synthesis.policy import SynthesisPolicy
+from envs.synthesis.workers import Subject, Workers
 from gfn.buffers import Buffer
 from gfn.exploration import EpsilonUniform
 from gfn.objectives import LearnedLogZ, Objective, ReverseKL
@@ -24,7 +27,7 @@ from gfn.samplers import OnPolicy, Replay
 from gfn.sampling import rollout
 from gfn.training import Trainer
 from gfn.trajectories import Trajectories
-from tests.synthetic import TINY, synthesis
+from tests.synthetic import TEMPLATES, TINY, synthesis
 from tests.trainers import differences, snapshot
 
 ROOT = Path(__file__).parents[1]
@@ -141,3 +144,25 @@ def test_copies_of_policies_share_molecules_and_not_notes() -> None:
     t = rollout(env, policy, env.reset(8), generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(other.log_prob(t), policy.log_prob(t))
     assert other.barren is not policy.barren
+
+
+def test_a_worker_that_dies_says_so_and_the_next_question_has_new_ones() -> None:
+    smiles = [("N" + "C" * n,) for n in range(1, 41)]
+    workers = Workers(Subject(TEMPLATES, tuple(TINY)), 1)
+    try:
+        right = [workers.expert.fits(*question).tolist() for question in smiles]
+        assert [fits.tolist() for fits in workers.ask("fits", smiles)] == right
+        pool: Any = workers._pool
+        for process in list(pool._processes.values()):
+            os.kill(process.pid, signal.SIGKILL)
+            process.join()
+        time.sleep(0.2)
+        with pytest.raises(
+            RuntimeError, match=r"a worker process died .* the bits of 40 molecules, such as .*workers=0"
+        ):
+            workers.ask("bits", smiles)
+        assert len(workers.ask("bits", smiles)) == 40
+    finally:
+        workers.close()
+    with pytest.raises(ValueError, match="must not be negative, got -1"):
+        Workers(Subject((), ()), -1)

@@ -222,6 +222,18 @@ def test_looking_at_a_policy_notes_nothing_and_notes_are_saved() -> None:
     assert torch.equal(total(env, again), total(env, policy))
 
 
+def test_blocks_whose_first_partners_all_fail_do_not_begin() -> None:
+    """Eight partners are tried; that a ninth would do is found out along the way, and no walk goes back there."""
+    tertiary = ["C" * n + "N(C)C" for n in range(1, 9)]
+    env = sloppy(ACETIC, *tertiary, "CNC")
+    listed: Any = env
+    assert [b.smiles for b, may in zip(env.network.blocks, env.network.startable, strict=True) if may] == ["CNC"]
+    graph = exact.state_graph(env)
+    log_pb = exact.edge_log_pb(graph, UniformEdges(env))
+    assert float(exact.forward_sum(graph, log_pb, torch.zeros(1)).abs().max()) < 1e-6
+    assert sorted(listed.enumerate().smiles) == ["", "CC(=O)N(C)C", "CC(=O)N(C)C", "CNC"]
+
+
 def test_where_nothing_can_react_there_is_no_environment() -> None:
     with pytest.raises(NetworkError, match=r"none of the 3 blocks of sloppy takes part in any of the 1 reactions"):
         sloppy(ACETIC, *TERTIARY)
