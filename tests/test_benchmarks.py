@@ -6,6 +6,8 @@ import json
 import subprocess
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -73,10 +75,14 @@ def test_clock_closes_labels_of_calls_that_fail() -> None:
     assert clock.spent["failing"] < 0.01
 
 
-def test_time_of_children_counts_once_they_have_ended() -> None:
+def test_time_of_children_counts_while_they_run() -> None:
     before = cpu_of_children()
-    subprocess.run([sys.executable, "-c", "while __import__('time').process_time() < 0.2: pass"], check=True)
-    assert 0.19 <= cpu_of_children() - before < 2
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        pool.submit(abs, 1).result()
+        started = cpu_of_children()
+        pool.submit(sum, range(10_000_000)).result()
+        assert 0.02 < cpu_of_children() - started < 10
+    assert before == pytest.approx(cpu_of_children())
     assert 10 < peak_memory() < 100_000
 
 
@@ -126,6 +132,7 @@ def test_command_measures_in_processes_of_their_own(tmp_path: Path) -> None:
     alone, helped = (next(m for m in found if m["case"]["workers"] == n) for n in (0, 1))
     assert helped["spent"]["chemistry"] < alone["spent"]["chemistry"]  # the main process leaves it to the worker
     assert helped["reactions"] == alone["reactions"]
+    assert sum(helped["spent"].values()) < helped["cpu"]  # which has the worker's time too
 
 
 @pytest.mark.parametrize(

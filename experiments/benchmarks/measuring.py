@@ -22,7 +22,7 @@ from experiments.reports.arguments import composed
 from experiments.schema import ConfigError
 
 SAMPLING = "sampling"  # the other kinds of measurement are names of configs/backward, of training steps with that P_B
-STARTING = 4.0  # seconds until a worker process has imported what it needs
+IDLE = 0.05  # CPU seconds in one second of processes that do nothing
 
 
 @dataclass(frozen=True)
@@ -131,18 +131,20 @@ def measured(case: Case) -> Measurement:
             raise RuntimeError(str(error)) from error
         setup = time.process_time() - before
         env: Synthesis = run.parts["env"]
-        _start_workers(env.network, 0)
+        started = _start_workers(env.network)
         _divide(clock, run)
         watch.start()
         clock.enter("rest")
         lengths = _sample(run, watch) if case.kind == SAMPLING else _train(run)
         clock.leave()
+        helped = cpu_of_children() - started
+        env.network.workers.close()
     return Measurement(
         case,
         len(env.network.blocks),
         trajectories=case.batches * run.config["sampler"]["batch_size"],
         reactions=float(torch.cat(lengths).double().mean()) - 2,  # all steps but beginning and stopping
-        cpu=watch.cpu + _cpu_of_workers(env.network),
+        cpu=watch.cpu + helped,
         wall=watch.wall,
         setup=setup,
         memory=peak_memory(),
@@ -167,23 +169,15 @@ def _train(run: Run) -> list[Tensor]:
     return lengths
 
 
-def _start_workers(network: ReactionNetwork, first: int) -> None:
-    """Have the workers, if there are to be any, ready; they are told nothing that is of use later on."""
+def _start_workers(network: ReactionNetwork) -> float:
+    """Have the workers, if there are to be any, ready, told nothing of use later on; their CPU seconds so far."""
     count = network.workers.count
-    if count > 0:
-        network.workers.ask("fits", [(block.smiles,) for block in network.blocks[first : first + 8 * count]])
-        time.sleep(STARTING * count)
-
-
-def _cpu_of_workers(network: ReactionNetwork) -> float:
-    """CPU seconds that the workers spent on answers: all of theirs, less those of others that only start."""
-    if network.workers.count == 0:
-        return 0.0
-    network.workers.close()
-    both = cpu_of_children()
-    _start_workers(network, 8 * network.workers.count)
-    network.workers.close()
-    return both - (cpu_of_children() - both)
+    network.workers.ask("fits", [(block.smiles,) for block in network.blocks[: 8 * count]])
+    before, now = -1.0, cpu_of_children()
+    while now - before > IDLE:  # some still import what they need
+        time.sleep(1.0)
+        before, now = now, cpu_of_children()
+    return now
 
 
 def _divide(clock: Clock, run: Run) -> None:
