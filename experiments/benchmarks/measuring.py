@@ -172,6 +172,8 @@ def _train(run: Run) -> list[Tensor]:
 def _start_workers(network: ReactionNetwork) -> float:
     """Have the workers, if there are to be any, ready, told nothing of use later on; their CPU seconds so far."""
     count = network.workers.count
+    if count == 0:
+        return cpu_of_children()
     network.workers.ask("fits", [(block.smiles,) for block in network.blocks[: 8 * count]])
     before, now = -1.0, cpu_of_children()
     while now - before > IDLE:  # some still import what they need
