@@ -27,6 +27,9 @@ class ConfigError(ValueError):
         super().__init__(f"{len(problems)} problem{'s' * (len(problems) > 1)} in the config:\n{listed}")
         self.problems = tuple(problems)
 
+    def __reduce__(self) -> tuple[type[ConfigError], tuple[tuple[str, ...]]]:
+        return ConfigError, (self.problems,)  # so that it crosses between processes
+
 
 def problems_of(node: Any, path: str, supplied: frozenset[str]) -> Iterator[str]:
     """Every problem at or below ``node``.

@@ -53,10 +53,10 @@ def graph_of(mol: Any) -> Graph:
             int(a.GetIsAromatic()),
             int(a.IsInRing()),
         )
-        for a in mol.GetAtoms()
+        for a in map(mol.GetAtomWithIdx, range(mol.GetNumAtoms()))  # quicker than GetAtoms
     ]
     ends, codes = list[tuple[int, int]](), list[int]()
-    for bond in mol.GetBonds():
+    for bond in map(mol.GetBondWithIdx, range(mol.GetNumBonds())):
         i, j = bond.GetBeginAtomIdx(), bond.GetEndAtomIdx()
         code = (BONDS.get(bond.GetBondType(), 3) * 2 + bond.GetIsConjugated()) * 3 + STEREO.get(bond.GetStereo(), 0)
         ends += [(i, j), (j, i)]

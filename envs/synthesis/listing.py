@@ -72,17 +72,19 @@ class Listing:
         level, found = [start], [(start, 0, False)]
         ends = dict[Molecule, None]()
         for depth in range(self.max_reactions + 1):
-            before = max(depth - 1, 0)
-            later = {end for m in level for action, end in self._edges_of(m, before) if action[0] != STOP}
+            later = dict[Molecule, None]()
+            for molecule in level:
+                ends_here = (end for action, end in self._edges_of(molecule, max(depth - 1, 0)) if action[0] != STOP)
+                later |= dict.fromkeys(ends_here)
+                if len(found) + len(ends) + len(later) > MAX_LISTED:
+                    raise TooManyStatesError(
+                        f"more than {MAX_LISTED} states with {len(self.network.blocks)} blocks and {depth} reactions: "
+                        "take fewer blocks or reactions, or evaluate by samples (env.listed=false)"
+                    )
             level = sorted(later, key=lambda m: m.smiles)
             found += [(m, depth, False) for m in level]
             if depth >= self.min_reactions:
                 ends |= dict.fromkeys(level)
-            if len(found) + len(ends) > MAX_LISTED:
-                raise TooManyStatesError(
-                    f"more than {MAX_LISTED} states with {len(self.network.blocks)} blocks and {depth} reactions: "
-                    "take fewer blocks or reactions, or evaluate by samples (env.listed=false)"
-                )
         return {place: i for i, place in enumerate([*found, *((m, 0, True) for m in ends)])}
 
     def _edges_of(self, molecule: Molecule, depth: int) -> Iterator[tuple[list[int], Molecule]]:

@@ -19,7 +19,6 @@ from envs.synthesis.policy import Learned
 from experiments.benchmarks.clock import Clock, cpu_of_children, peak_memory
 from experiments.build import Run, build
 from experiments.reports.arguments import composed
-from experiments.schema import ConfigError
 
 SAMPLING = "sampling"  # the other kinds of measurement are names of configs/backward, of training steps with that P_B
 IDLE = 0.05  # CPU seconds in one second of processes that do nothing
@@ -92,7 +91,8 @@ def apart(case: Case) -> Measurement:
     """Measure in a new process.
 
     Raises:
-        RuntimeError: if the config does not fit, or the process dies.
+        ConfigError: if the config does not fit.
+        RuntimeError: if the process dies.
     """
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         return pool.submit(measured, case).result()
@@ -121,14 +121,11 @@ def measured(case: Case) -> Measurement:
     """Measure in this process, in which nothing of the kind should have run before.
 
     Raises:
-        RuntimeError: if the config does not fit.
+        ConfigError: if the config does not fit.
     """
     watch, before = _Watch(case.batches), time.process_time()
     with tempfile.TemporaryDirectory() as folder, Clock() as clock:
-        try:
-            run = build(composed([*case.overrides, f"run={folder}"]), Path(folder), watch)
-        except ConfigError as error:  # which does not survive the way back to another process
-            raise RuntimeError(str(error)) from error
+        run = build(composed([*case.overrides, f"run={folder}"]), Path(folder), watch)
         setup = time.process_time() - before
         env: Synthesis = run.parts["env"]
         started = _start_workers(env.network)
