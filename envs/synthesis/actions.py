@@ -6,6 +6,7 @@ alone; rows in equal states that make equal moves share their scores.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -21,6 +22,7 @@ from envs.synthesis.molecules import Syntheses
 from envs.synthesis.tables import BlockTable, position
 from gfn.distributions import MaskedCategorical, RaggedCategorical
 
+log = logging.getLogger(__name__)
 DENSE = 8192  # libraries up to this size are scored whole, which is quicker than slot by slot
 
 
@@ -233,8 +235,10 @@ class ReactionDistribution:
         lost = [
             (row, reaction) for row, reaction, products in zip(rows, reactions, outcomes, strict=True) if not products
         ]
-        for _, reaction in lost:
-            self.barren.add(*reaction)
+        for _, (smiles, move, block) in lost:
+            self.barren.add(smiles, move, block)
+            name = self.env.name_of([move, block, 0, 0])
+            log.info("%s gives nothing with %s and is left out (the %dth such case)", smiles, name, len(self.barren))
         return torch.tensor([row for row, _ in lost], dtype=torch.long, device=self.rows.device)
 
     def _products(self, actions: Tensor) -> Tensor:

@@ -69,4 +69,6 @@ def synthesis(
     network = ReactionNetwork(
         chosen, reactions.load(templates, only), chemoselective, stereo, min_reactions == 0, workers, cache
     )
+    if network.idle:
+        log.info("no block fits a slot of %s, which only molecules made before can take", ", ".join(network.idle))
     return Synthesis(network, reward, max_reactions, min_reactions, exponent, listed, mode_threshold)

@@ -115,6 +115,12 @@ class ReactionNetwork:
             mask[slot, blocks] = True
         return mask
 
+    @property
+    def idle(self) -> list[str]:
+        """Names of the templates with a slot that no block fits."""
+        pairs = zip(self.moves, self.partner.tolist(), strict=True)
+        return sorted({move.template.name for move, slot in pairs if move and slot >= 0 and self.dead[slot]})
+
     @cached_property
     def dead(self) -> NDArray[np.bool_]:
         """Slots that no block fits, bool ``[n_slots]``; there are reactions that never happen."""
