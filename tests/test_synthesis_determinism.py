@@ -40,14 +40,17 @@ def written(t: Trajectories[Any]) -> list[str]:
 
 
 def walked(env: Synthesis) -> list[str]:
-    """Trajectories there and back, by networks and over exact edges: everything in which an order could matter."""
+    """Trajectories there and back, by networks and over exact and known edges: all in which an order could matter."""
     torch.manual_seed(0)
     policy = SynthesisPolicy(env, GINE(8, 1))
     backward = LearnedEdges(env, policy, GINE(8, 1), edges="exact")
     generator = torch.Generator().manual_seed(1)
     t = rollout(env, policy, env.reset(48, generator), generator=generator)
     back = rollout(env, backward, t.final, backward=True, generator=generator)
-    return [*written(t), *written(back)]
+    known = UniformEdges(env, "known")
+    known.log_prob_backward(t)
+    again = rollout(env, known, t.final, backward=True, generator=generator)
+    return [*written(t), *written(back), *written(again)]
 
 
 def small(**settings: Any) -> Synthesis:
