@@ -23,6 +23,7 @@ import yaml
 
 from experiments.build import Run, build_parts, checked
 from gfn import checkpoint, processes
+from gfn.policies import Prior
 from gfn.training import Report
 
 # Keys that may differ between the start of a run and its continuation without changing what was already computed.
@@ -107,6 +108,19 @@ def open_run(directory: Path) -> tuple[dict[str, Any], dict[str, Any], int]:
     if parts["evaluator"] is not None:
         parts["evaluator"].load_state_dict(state["evaluator"])
     return config, parts, int(state["step"])
+
+
+def prior(run: Path) -> Prior[Any]:
+    """The policy of a finished run as the prior π of another: what is sampled is then π(x) R(x)/Z.
+
+    Raises:
+        ValueError: if the directory holds no run with a sound checkpoint.
+    """
+    try:
+        _, parts, _ = open_run(run)
+    except (RunError, checkpoint.CheckpointError) as error:
+        raise ValueError(str(error)) from error
+    return Prior(parts["policy"])
 
 
 def describe(run: Run, directory: Path, report: Report | None, started: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -106,13 +107,13 @@ class Evaluator(Generic[S]):
             )
         self.env, self.objective, self.every, self.n_samples = env, objective, every, n_samples
         self.seed, self.top_k, self.backward_samples = seed, top_k, backward_samples
-        self.graph = _graph(env) if exact else None
+        self.graph = _graph(env, objective) if exact else None
         self.starts = conditions if self.graph is None else len(self.graph.initial)
         if n_samples < 2 * self.starts:
             raise ValueError(
                 f"Evaluator: {n_samples=} leaves less than 2 for each of {self.starts} initial states; raise n_samples"
             )
-        self.test = _test_set(env, test_states, seed)
+        self.test = _test_set(env, test_states, seed) if objective.backward_policy.prior is None else None
         self.discovery = Discovery(env)
 
     def __call__(self, step: int) -> dict[str, float]:
@@ -177,6 +178,8 @@ class Evaluator(Generic[S]):
     def _backward(self, graph: exact.StateGraph[S], generator: torch.Generator) -> dict[str, float]:
         """Upper bound on log Z by walks back from exact samples of the target; or how many of those would be lost."""
         backward = self.objective.backward_policy
+        if backward.prior is not None:
+            return {}  # it scores trajectories, and cannot walk back
         if has_dead_ends(graph):
             q = log_return(graph, exact.edge_log_pb(graph, backward))[graph.terminal].exp()
             mean = float((graph.log_target.exp() * q).sum()) / graph.n_conditions
@@ -207,8 +210,12 @@ class Evaluator(Generic[S]):
         self.discovery.load_state_dict(state.get("discovery", {}))
 
 
-def _graph(env: Environment[S]) -> exact.StateGraph[S] | None:
-    return exact.state_graph(env) if as_enumerable(env) is not None else None
+def _graph(env: Environment[S], objective: Learner[S]) -> exact.StateGraph[S] | None:
+    """The graph of an environment that can be listed, with what is to be sampled: R, or π·R under a prior."""
+    if as_enumerable(env) is None:
+        return None
+    graph, prior = exact.state_graph(env), objective.backward_policy.prior
+    return graph if prior is None else replace(graph, log_reward=graph.log_reward + exact.log_terminal(graph, prior))
 
 
 def _test_set(env: Environment[S], n: int, seed: int) -> S | None:

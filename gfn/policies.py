@@ -29,6 +29,11 @@ class Policy(nn.Module, ABC, Generic[S]):
     can do it in one pass.
     """
 
+    @property
+    def prior(self) -> Policy[S] | None:
+        """The forward policy π that stands in the place of P_B, so that the target is π(x) R(x)/Z; here none does."""
+        return None
+
     @abstractmethod
     def distribution(self, states: S) -> ActionDistribution:
         """Distribution over the edges out of (or, for a backward policy, into) each state."""
@@ -181,6 +186,10 @@ class Prior(Policy[S]):
     def __init__(self, policy: Policy[S]):
         super().__init__()
         self.policy = copy.deepcopy(policy).requires_grad_(False)  # the one given may well be the one that is trained
+
+    @property
+    def prior(self) -> Policy[S]:
+        return self.policy
 
     def distribution(self, states: S) -> ActionDistribution:
         raise TypeError("Prior scores forward steps and cannot sample backward; use a backward policy for that")

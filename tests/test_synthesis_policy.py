@@ -246,3 +246,17 @@ def test_where_nothing_can_react_there_is_no_environment() -> None:
 def test_numbers_that_do_not_fit_are_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="numbers must be positive, got key_width="):
         SynthesisPolicy(tiny(), GINE(8, 1), **wrong)
+
+
+def test_molecules_with_one_move_choose_blocks_of_their_own() -> None:
+    """Where a molecule has a single move, the network sees it all the same: the blocks are still to be chosen."""
+    env = sloppy(ACETIC, "CCC(=O)O", *SECONDARY)
+    policy = uneven(env)
+    acids = states_at(env, [ACETIC, "CCC(=O)O"], 0)
+    assert env.move_mask(acids).sum(1).tolist() == [1, 1]
+    number = [[b.smiles for b in env.network.blocks].index(text) for text in SECONDARY]
+    scores = [
+        policy.distribution(acids).log_prob(torch.tensor([[2, block, 0, key] for key in acids.keys.tolist()]))
+        for block in number
+    ]
+    assert float((scores[0] - scores[0].flip(0)).detach().abs().max()) > 1e-3

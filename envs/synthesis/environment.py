@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -183,11 +184,17 @@ class Synthesis(Environment[Syntheses]):
         if not right or (move > FIRST and depth == 0):
             self._refuse(states, row, action)
         if move == STOP:
-            return states.molecule[row], block
-        try:
-            return states.molecules.named(key), depth - (move > FIRST)
-        except KeyError:
-            return self._refuse(states, row, action)
+            possible = self.min_reactions <= block <= self.max_reactions
+            return (states.molecule[row], block) if possible else self._refuse(states, row, action)
+        parent = self._named(key, states.molecule[row])
+        return (parent, depth - (move > FIRST)) if parent is not None else self._refuse(states, row, action)
+
+    def _named(self, key: int, child: Molecule) -> Molecule | None:
+        """The molecule with a key, which is known, or else is among the parents of ``child``."""
+        with suppress(KeyError):
+            return self.network.molecules.named(key)
+        parents = (self.network.molecules(origin.parent) for origin in self.network.proposed([child.smiles])[0])
+        return next((parent for parent in parents if parent.key == key), None)
 
     def _refuse(self, states: Syntheses, row: int, action: list[int]) -> Any:
         where = self.describe(states[row : row + 1])[0]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from envs.synthesis.actions import Barren, Even, ReactionDistribution
+from envs.synthesis.chemistry import FIRST
 from envs.synthesis.encoders import Fingerprints
 from envs.synthesis.environment import Synthesis
 from envs.synthesis.graphs import batch_of
@@ -170,7 +171,7 @@ class SynthesisPolicy(Policy[Syntheses]):
         return self._distribution(states, self.keys())
 
     def _distribution(self, states: Syntheses, keys: Tensor) -> ReactionDistribution:
-        choice = (self.env.move_mask(states).sum(1) > 1) | self.env.is_initial(states)
+        choice = self.env.move_mask(states)[:, FIRST:].any(1)  # there is nothing to choose where all one can do is stop
         vectors, which = self.encoder(states[choice])
         numbers = torch.full((len(states),), len(vectors), device=which.device).masked_scatter(choice, which)
         barren = self.barren if self.training else self.barren.copy()  # looking at a policy does not change it
