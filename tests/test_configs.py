@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from omegaconf import OmegaConf
 
 from experiments import runs
 from experiments.build import checked
@@ -78,6 +79,11 @@ def test_option_fits_the_code_and_trains(
         checked(composed(*overrides_for(option)))
         return
     given = [f"env.reward.weights={weights}"] if option == "env/reward/seh" else []
+    if option == "backward/prior":
+        built(tmp_path / "before", *SMALL, "trainer.save_every=1").trainer.run()
+        config = OmegaConf.to_yaml(composed(*SMALL, run=str(tmp_path / "before")), resolve=True)
+        (tmp_path / "before" / "config.yaml").write_text(config, encoding="utf-8")
+        given = [f"backward.run={tmp_path / 'before'}"]
     report = built(tmp_path, *overrides_for(option), *given).trainer.run()
     assert report is not None
     assert report.step == 3

@@ -197,8 +197,9 @@ CHANGES: dict[str, tuple[tuple[str, ...], str]] = {
     "env.reward.function": (("env/reward=user", "++env.reward.function=tests.toy.bumps"), "tests.toy.slopes"),
     "env.reward.mode_threshold": (("env/reward=user", "++env.reward.function=tests.toy.bumps"), "3.0"),
 }
-# Shown to matter elsewhere: run and resume (test_cli), name (run directory, test_cli), threads and device (test_cli).
-ELSEWHERE = {"name", "threads", "device", "resume", "run"}
+# Shown to matter elsewhere: run, resume, threads and device (test_cli), name (the run directory, test_cli),
+# backward.run (test_configs, test_solution).
+ELSEWHERE = {"name", "threads", "device", "resume", "run", "backward.run"}
 # Results are the same by design: test_synthesis_determinism (workers), test_libraries (cache, strict), test_seh
 # (sha256, batch, device), test_reward_pool and test_reward_cache (how a reward of one's own is computed and kept).
 ELSEWHERE |= {"env.workers", "env.cache", "env.strict", "env.rejected"}

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from envs.hypergrid import Hypergrid, UserReward
 from gfn import exact
+from gfn.evaluation import Evaluator
 from gfn.flows import MLPFlow
 from gfn.objectives import (
     Alpha,
@@ -116,6 +117,12 @@ def test_prior_makes_the_posterior_the_solution(name: str) -> None:
     posterior = exact.log_terminal(graph, prior) + graph.log_reward - log_z
     torch.testing.assert_close(exact.log_terminal(graph, policy), posterior, atol=1e-12, rtol=0)
     torch.testing.assert_close(posterior.exp().sum(), torch.ones(()), atol=1e-12, rtol=0)
+    found = Evaluator(env, model, n_samples=64)(0)
+    assert found["tv"] <= 1e-12
+    assert found["log_z_exact"] == pytest.approx(float(log_z), abs=1e-12)
+    assert found["log_z_importance"] == pytest.approx(float(log_z), abs=1e-9)
+    plain = Evaluator(env, Objective(policy, UniformBackward(env), JensenShannon(0.5), LearnedLogZ(0.0)))(0)
+    assert plain["tv"] > 1e-3, "without the prior the target is another one"
 
 
 def hollow_grid() -> Hypergrid:
