@@ -35,6 +35,7 @@ PROXY = (*SYNTHESIS, "env/reward=seh", "env.reward.sha256=null", "env.reward.wei
 OWN = (*SYNTHESIS, "env/reward=molecules", "++env.reward.score.reward.function=tests.toy.carbons")
 PICKY = (*OWN[:-1], "++env.reward.score.reward.function=tests.toy.picky", "env.reward.score.floor=1.0")
 TWO_PROPERTIES = ",".join(f"{{_target_:envs.synthesis.rewards.Property,name:{name}}}" for name in ("qed", "weight"))
+TOKENS = ("env=tokens", "env.max_tokens=3")
 # Piperazine amides can be made in one step or by way of the protected amine, and one block has a stereo centre.
 BLOCKS = """smiles,id,price
 C1CNCCN1,a,3
@@ -183,6 +184,11 @@ CHANGES: dict[str, tuple[tuple[str, ...], str]] = {
     "policy.key_width": (SYNTHESIS, "16"),
     "policy.fingerprint": (SYNTHESIS, "false"),
     "policy.subsample": (SYNTHESIS, "3"),
+    "env.task.letters": (TOKENS, "3"),
+    "env.max_tokens": (TOKENS, "2"),
+    "env.min_tokens": (TOKENS, "1"),
+    "env.temperature": (TOKENS, "0.1"),
+    "env.cut_reward": (TOKENS, "-1.0"),
     "flow.network": ((*SYNTHESIS, "flow=synthesis", "balance=detailed"), "{_target_:envs.synthesis.encoders.GINE}"),
     "backward.edges": (SYNTHESIS, "retro"),
     "backward.weight": (ROUTES, "9.0"),
