@@ -119,23 +119,23 @@ def draw(groups: Sequence[Group], path: Path, wanted: Mapping[str, str] = PANELS
     plt.close(figure)
 
 
-def table(groups: Sequence[Group], wanted: Mapping[str, str] = PANELS) -> str:
-    """Markdown: the median of the last five evaluations of each run, then median and range over seeds."""
+def table(groups: Sequence[Group], wanted: Mapping[str, str] = PANELS, last: int = 5) -> str:
+    """Markdown: the median of the last evaluations of each run, then median and range over seeds."""
     names = [name for name in wanted if any(series(group, name)[0] for group in groups)]
     rows = [
         "| runs | seeds | trajectories | " + " | ".join(wanted[n] for n in names) + " |",
         "|---" * (3 + len(names)) + "|",
     ]
     for group in groups:
-        last = max(line["trajectories"] for lines in group.lines for line in lines)
-        cells = [_cell([_late(lines, name) for lines in group.lines]) for name in names]
-        rows.append(f"| {group.label} | {len(group.lines)} | {last} | " + " | ".join(cells) + " |")
+        most = max(line["trajectories"] for lines in group.lines for line in lines)
+        cells = [_cell([_late(lines, name, last) for lines in group.lines]) for name in names]
+        rows.append(f"| {group.label} | {len(group.lines)} | {most} | " + " | ".join(cells) + " |")
     return "\n".join(rows) + "\n"
 
 
-def _late(lines: Sequence[Mapping[str, Any]], name: str) -> float:
+def _late(lines: Sequence[Mapping[str, Any]], name: str, last: int) -> float:
     values = [line[name] for line in lines if name in line]
-    return statistics.median(values[-5:]) if values else float("nan")
+    return statistics.median(values[-last:]) if values else float("nan")
 
 
 def _cell(values: Sequence[float]) -> str:
@@ -148,7 +148,7 @@ def main(arguments: Sequence[str]) -> int:
     return report("curves", arguments, PANELS)
 
 
-def report(name: str, arguments: Sequence[str], wanted: Mapping[str, str]) -> int:
+def report(name: str, arguments: Sequence[str], wanted: Mapping[str, str], last: int = 5) -> int:
     """Write ``name.png`` and ``name.md`` about the runs that match the patterns among the arguments."""
     out = Path(next((a.removeprefix("out=") for a in arguments if a.startswith("out=")), "."))
     patterns = [a for a in arguments if not a.startswith("out=")]
@@ -160,8 +160,8 @@ def report(name: str, arguments: Sequence[str], wanted: Mapping[str, str]) -> in
         return 1
     out.mkdir(parents=True, exist_ok=True)
     draw(groups, out / f"{name}.png", wanted)
-    (out / f"{name}.md").write_text(table(groups, wanted), encoding="utf-8")
-    print(table(groups, wanted), end="")
+    (out / f"{name}.md").write_text(table(groups, wanted, last), encoding="utf-8")
+    print(table(groups, wanted, last), end="")
     print(f"written to {out / name}.png and {out / name}.md")
     return 0
 

@@ -3,7 +3,7 @@
     python -m experiments.reports.molecules 'runs/synthesis_ftb_*/*' out=report
 
 groups the runs by what differs in their configs besides the seed, as :mod:`experiments.reports.curves`
-does, and writes ``molecules.png`` and ``molecules.md``. What the metrics are is told by
+does, and writes ``molecules.png`` and ``molecules.md`` (the last evaluation of each run). What the metrics are is told by
 :mod:`envs.synthesis.metrics`.
 """
 
@@ -26,7 +26,7 @@ PANELS = {
 
 def main(arguments: Sequence[str]) -> int:
     """Draw the runs that match the given patterns; exit code 1 with a message if there are none."""
-    return report("molecules", arguments, PANELS)
+    return report("molecules", arguments, PANELS, last=1)
 
 
 if __name__ == "__main__":
