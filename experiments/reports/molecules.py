@@ -3,8 +3,8 @@
     python -m experiments.reports.molecules 'runs/synthesis_ftb_*/*' out=report
 
 groups the runs by what differs in their configs besides the seed, as :mod:`experiments.reports.curves`
-does, and writes ``molecules.png`` and ``molecules.md`` (the last evaluation of each run). What the metrics are is told by
-:mod:`envs.synthesis.metrics`.
+does, and writes ``molecules.png`` and ``molecules.md`` (the last evaluation of each run). What the metrics
+are is told by :mod:`envs.synthesis.metrics`.
 """
 
 from __future__ import annotations
