@@ -110,7 +110,11 @@ def draw(groups: Sequence[Group], path: Path, wanted: Mapping[str, str] = PANELS
             axis.plot(x, [statistics.median(v) for v in values], style, color=colour, label=group.label)
             if len(group.lines) > 1:
                 axis.fill_between(x, [min(v) for v in values], [max(v) for v in values], color=colour, alpha=0.15)
-        axis.set(xlabel="trajectories", ylabel=label, ylim=(0, None))
+        axis.set(xlabel="trajectories", ylabel=label)
+        axis.locator_params(axis="x", nbins=5)
+        low, high = axis.get_ylim()
+        if low < high / 2:  # what varies by less is drawn to see how
+            axis.set_ylim(bottom=0)
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 5))
     seeds = sorted({len(group.lines) for group in groups})
