@@ -18,7 +18,7 @@ MOST_MODES = 5000
 _generators = {r: rdFingerprintGenerator.GetMorganGenerator(radius=r, fpSize=N_BITS) for r in (1, 2, 3, 4)}
 
 
-@lru_cache(20_000)
+@lru_cache(2_000)  # some 40 kB each
 def parsed(smiles: str) -> Any:
     """The molecule in RDKit's form, or None if RDKit cannot read it."""
     with rdBase.BlockLogs():  # what is no molecule is counted, not printed
