@@ -14,7 +14,7 @@ from experiments.schema import ConfigError
 from tests.composing import CONFIGS, SMALL, built, composed
 from tests.test_seh import random_arrays, write
 
-MOLECULES = ["env=synthesis", "env.size=60", "env.max_reactions=2"]
+MOLECULES = ["env=synthesis", "env.size=60", "env.max_reactions=2", "evaluator.n_samples=16"]
 NEEDED = {  # options that leave a value to the user, or go with others
     "balance/detailed": ["flow=mlp"],
     "balance/sub_trajectory": ["flow=mlp"],
