@@ -38,3 +38,6 @@ def test_report_tells_the_last_evaluation(tmp_path: Path, capsys: pytest.Capture
 def test_report_without_runs_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert molecules.main([f"{tmp_path}/nothing*", f"out={tmp_path}"]) == 1
     assert "molecules: no run directories" in capsys.readouterr().err
+    run_of(tmp_path / "fresh", 0, 1.0, [])
+    assert molecules.main([f"{tmp_path}/fresh", f"out={tmp_path}"]) == 1
+    assert "have none of the metrics eval/reward_mean" in capsys.readouterr().err

@@ -159,6 +159,8 @@ def report(name: str, arguments: Sequence[str], wanted: Mapping[str, str], last:
     try:
         found = [Path(p) for pattern in patterns for p in sorted(glob.glob(pattern))]
         groups = load([path for path in found if path.is_dir()])  # a sweep keeps a file or two beside its runs
+        if not any(series(group, metric)[0] for group in groups for metric in wanted):
+            raise RunError(f"the runs have none of the metrics {', '.join(wanted)} (yet, or in common)")
     except RunError as error:
         print(f"{name}: {error}", file=sys.stderr)
         return 1
