@@ -97,11 +97,11 @@ class BitSequences(DiscreteEnvironment[Tensor]):
         return torch.full((n, self.places), EMPTY, device=self.device)
 
     def step(self, states: Tensor, actions: Tensor) -> Tensor:
-        self._require(states, actions, self.forward_mask(states), "step")
+        self.require_allowed(states, actions, self.forward_mask(states), "step")
         return self._write(states, actions)
 
     def undo(self, states: Tensor, actions: Tensor) -> Tensor:
-        self._require(states, actions, self.backward_mask(states), "undo")
+        self.require_allowed(states, actions, self.backward_mask(states), "undo")
         return self._erase(states, actions)
 
     @abstractmethod
@@ -115,16 +115,6 @@ class BitSequences(DiscreteEnvironment[Tensor]):
     @abstractmethod
     def _erase(self, states: Tensor, actions: Tensor) -> Tensor:
         """The states before actions that led here."""
-
-    def _require(self, states: Tensor, actions: Tensor, mask: Tensor, verb: str) -> None:
-        named = (actions >= 0) & (actions < self.n_actions)
-        allowed = named & mask.gather(1, actions.where(named, 0).unsqueeze(1)).squeeze(1)
-        if not bool(allowed.all()):
-            first = int((~allowed).nonzero()[0, 0])
-            raise ValueError(
-                f"{type(self).__name__}.{verb}: action {int(actions[first])} is not allowed in state "
-                f"{self.describe(states[first : first + 1])[0]}"
-            )
 
     def is_initial(self, states: Tensor) -> Tensor:
         return (states == EMPTY).all(1)

@@ -186,25 +186,15 @@ class Hypergrid(DiscreteEnvironment[GridStates]):
         return GridStates(coords, torch.zeros(n, dtype=torch.bool, device=self.device))
 
     def step(self, states: GridStates, actions: Tensor) -> GridStates:
-        self._require(states, actions, self.forward_mask(states), "step")
+        self.require_allowed(states, actions, self.forward_mask(states), "step")
         return GridStates(states.coords + self._move(actions), actions == self.ndim)
 
     def undo(self, states: GridStates, actions: Tensor) -> GridStates:
-        self._require(states, actions, self.backward_mask(states), "undo")
+        self.require_allowed(states, actions, self.backward_mask(states), "undo")
         return GridStates(states.coords - self._move(actions), torch.zeros_like(states.stopped))
 
     def _move(self, actions: Tensor) -> Tensor:
         return one_hot(actions, self.n_actions)[:, : self.ndim]
-
-    def _require(self, states: GridStates, actions: Tensor, mask: Tensor, verb: str) -> None:
-        named = (actions >= 0) & (actions < self.n_actions)
-        allowed = named & mask.gather(1, actions.where(named, 0).unsqueeze(1)).squeeze(1)
-        if not bool(allowed.all()):
-            first = int((~allowed).nonzero()[0, 0])
-            raise ValueError(
-                f"Hypergrid.{verb}: action {int(actions[first])} is not allowed in state "
-                f"{self.describe(states[first : first + 1])[0]}; allowed are {mask[first].nonzero().flatten().tolist()}"
-            )
 
     def is_initial(self, states: GridStates) -> Tensor:
         return (states.coords == 0).all(1) & ~states.stopped

@@ -105,6 +105,20 @@ class DiscreteEnvironment(Environment[S]):
         rows, actions = self.forward_mask(states).nonzero(as_tuple=True)
         return rows, actions
 
+    def require_allowed(self, states: S, actions: Tensor, mask: Tensor, verb: str) -> None:
+        """Raise ValueError, naming a state and what it allows, unless ``mask`` ``[N, A]`` allows all actions."""
+        named = (actions >= 0) & (actions < self.n_actions)
+        allowed = named & mask.gather(1, actions.where(named, 0).unsqueeze(1)).squeeze(1)
+        if bool(allowed.all()):
+            return
+        first = int((~allowed).nonzero()[0, 0])
+        some = mask[first].nonzero().flatten()[:20].tolist()
+        raise ValueError(
+            f"{type(self).__name__}.{verb}: action {int(actions[first])} is not allowed in state "
+            f"{self.describe(states[first : first + 1])[0]}; allowed are {some}"
+            + (" and more" if len(some) < int(mask[first].sum()) else "")
+        )
+
 
 @runtime_checkable
 class Enumerable(Protocol[S_out]):

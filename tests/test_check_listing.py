@@ -175,12 +175,12 @@ def goes_no_further(self, states):
 def anything(self, states, actions, mask, verb):
     """No action is refused when undone."""
     if verb == "step":
-        right._require(self, states, actions, mask, verb)
+        right.require_allowed(self, states, actions, mask, verb)
 
 
 @rare.add("backward edges", "as many backward actions as steps into the state; came another number in state [7 1]", (
     "backward_mask"
-), _require=anything)  # fmt: skip
+), require_allowed=anything)  # fmt: skip
 def forgets_a_parent(self, states):
     return right.backward_mask(self, states) & ~(at(states, 7, 1).unsqueeze(1) & (torch.arange(3) == 0))
 

@@ -105,20 +105,20 @@ def counts_one_step_too_few(self, side, ndim):
     self.max_steps -= 1
 
 
-@cases.add("forbidden", "a ValueError from step for a forbidden action", "_require")
+@cases.add("forbidden", "a ValueError from step for a forbidden action", "require_allowed")
 def allows_everything(self, states, actions, mask, verb):
     pass
 
 
-@cases.add("forbidden", "came IndexError: off the grid", "_require")
+@cases.add("forbidden", "came IndexError: off the grid", "require_allowed")
 def raises_another_error(self, states, actions, mask, verb):
     if not bool(mask.gather(1, actions.unsqueeze(1)).all()):
         raise IndexError("off the grid")
 
 
-@cases.add("forbidden", "came the state [", "_require")
+@cases.add("forbidden", "came the state [", "require_allowed")
 def looks_at_the_first_row_only(self, states, actions, mask, verb):
-    right._require(self, states[:1], actions[:1], mask[:1], verb)
+    right.require_allowed(self, states[:1], actions[:1], mask[:1], verb)
 
 
 @cases.add("forbidden", "stop] in state [", "step")

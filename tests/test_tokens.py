@@ -67,9 +67,9 @@ def test_what_is_not_allowed_is_refused() -> None:
     env = tokens(min_tokens=1)
     start = env.reset(1, torch.Generator().manual_seed(0))
     for token in (4, 5, -1):
-        with pytest.raises(ValueError, match=f"token {token} is not allowed in state"):
+        with pytest.raises(ValueError, match=f"action {token} is not allowed in state"):
             env.step(start, torch.tensor([token]))
-    with pytest.raises(ValueError, match="undo: token 1"):
+    with pytest.raises(ValueError, match="undo: action 1"):
         env.undo(env.step(start, torch.tensor([2])), torch.tensor([1]))
     for settings, message in (
         ({"min_tokens": 5}, "0 <= min_tokens < max_tokens"),

@@ -57,7 +57,7 @@ def scheduled_trainer(**settings: Any) -> Trainer[GridStates]:
 
 
 _BORROWED = "__init__ reset step undo is_initial is_terminal log_reward describe forward_mask backward_mask encode"
-_METHODS = {name: getattr(Hypergrid, name) for name in (*_BORROWED.split(), "_move", "_require")}
+_METHODS = {name: getattr(Hypergrid, name) for name in (*_BORROWED.split(), "_move")}
 # The grid as an environment that cannot be listed and does not know its modes.
 Unlisted: Any = type("Unlisted", (DiscreteEnvironment,), _METHODS)
 

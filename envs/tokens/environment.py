@@ -94,23 +94,13 @@ class Tokens(DiscreteEnvironment[Sequences]):
         return Sequences(prompt, torch.full((n, self.max_steps), EMPTY, device=self.device))
 
     def step(self, states: Sequences, actions: Tensor) -> Sequences:
-        self._require(states, actions, self.forward_mask(states), "step")
+        self.require_allowed(states, actions, self.forward_mask(states), "step")
         return Sequences(states.prompt, states.tokens.scatter(1, states.length.unsqueeze(1), actions.unsqueeze(1)))
 
     def undo(self, states: Sequences, actions: Tensor) -> Sequences:
-        self._require(states, actions, self.backward_mask(states), "undo")
+        self.require_allowed(states, actions, self.backward_mask(states), "undo")
         last = states.length.unsqueeze(1) - 1
         return Sequences(states.prompt, states.tokens.scatter(1, last, EMPTY))
-
-    def _require(self, states: Sequences, actions: Tensor, mask: Tensor, verb: str) -> None:
-        named = (actions >= 0) & (actions < self.n_actions)
-        allowed = named & mask.gather(1, actions.where(named, 0).unsqueeze(1)).squeeze(1)
-        if not bool(allowed.all()):
-            first = int((~allowed).nonzero()[0, 0])
-            raise ValueError(
-                f"{type(self).__name__}.{verb}: token {int(actions[first])} is not allowed in state "
-                f"{self.describe(states[first : first + 1])[0]}"
-            )
 
     def is_initial(self, states: Sequences) -> Tensor:
         return states.length == 0
