@@ -28,6 +28,7 @@ from gfn.trajectories import Trajectories
 
 S = TypeVar("S", bound=States)
 LADDER = (0.0, 0.5, 1.0, 2.0)  # α of the log Z estimates that are compared
+WALKS = 64  # walks back from ends of trajectories, where states are not listed
 WORST = ("tv", "l1_sum", "jsd_nats", "kl_target_model", "kl_model_target", "log_z_error")
 
 
@@ -152,9 +153,17 @@ class Evaluator(Generic[S]):
             "length_mean": float(t.lengths.double().mean()),
             "log_z": float(log_z.mean()),
             **apart,
+            **self._returning(t.final[:WALKS], generator),
         }
         summarised = as_summarised(self.env)
         return (common if summarised is None else _joined(common, summarised.summary(t))), log_z
+
+    def _returning(self, final: S, generator: torch.Generator) -> dict[str, float]:
+        """Share of walks by P_B from ends of trajectories that reach the start, where that is not known exactly."""
+        backward = self.objective.backward_policy
+        if self.graph is not None or backward.prior is not None:
+            return {}
+        return {"reach_fraction": reach_fraction(self.env, backward, final, generator)}
 
     def _exact(self, graph: exact.StateGraph[S], log_z: Tensor, generator: torch.Generator) -> dict[str, float]:
         log_p, log_target = exact.log_terminal(graph, self.objective.policy), graph.log_target

@@ -245,6 +245,7 @@ def test_evaluation_without_enumeration(kind: Any) -> None:
     env = kind(8, 2)
     objective = objective_of(env, Uniform(env.forward_mask))
     sampled = Evaluator(env, objective, exact=kind is Unlisted)(5)
+    assert sampled.pop("reach_fraction") == 1.0, "no walk back is lost on a grid"
     assert set(sampled) == SAMPLED
     full = Evaluator(Hypergrid(8, 2), objective)(5)
     assert set(full) > SAMPLED
@@ -256,7 +257,7 @@ def test_grids_too_large_to_list_say_how_to_evaluate_them() -> None:
     objective = objective_of(env, Uniform(env.forward_mask))
     with pytest.raises(ValueError, match=r"evaluator\.exact=false"):
         Evaluator(env, objective)
-    assert set(Evaluator(env, objective, exact=False, n_samples=4)(0)) == SAMPLED
+    assert set(Evaluator(env, objective, exact=False, n_samples=4)(0)) == {*SAMPLED, "reach_fraction"}
 
 
 @pytest.mark.parametrize("wrong", [{"every": 0}, {"n_samples": 1}])

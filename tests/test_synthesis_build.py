@@ -105,3 +105,8 @@ def test_flow_of_equal_states_is_equal_and_is_learned(own: bool, tmp_path: Path)
     assert (value[start] == value[start][0]).all()
     value.sum().backward()
     assert flow.head.weight.grad is not None
+
+
+def test_evaluation_tells_how_many_walks_back_reach_the_start(tmp_path: Path) -> None:
+    run = built(tmp_path, *MOLECULES, "backward=exact_edges", "evaluator.n_samples=32")
+    assert run.parts["evaluator"](0)["reach_fraction"] == 1.0
