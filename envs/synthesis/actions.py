@@ -225,35 +225,31 @@ class ReactionDistribution:
         mask[place[known], column[known]] = True
         return logits.masked_fill(mask, -torch.inf)
 
-    def _reactions(self, actions: Tensor) -> tuple[list[int], list[tuple[str, int, int]]]:
-        return self.env.reactions(self.states.molecule, actions)
+    def _outcomes(self, actions: Tensor) -> list[tuple[int, tuple[str, ...]]]:
+        """The rows whose action is a reaction, each with its products."""
+        rows, reactions = self.env.reactions(self.states.molecule, actions)
+        return list(zip(rows, self.env.network.outcomes(reactions), strict=True))
 
     def failed(self, actions: Tensor) -> Tensor:
         """Rows whose reaction gives nothing, long; they are noted."""
-        rows, reactions = self._reactions(actions)
-        outcomes = self.env.network.outcomes(reactions)
-        lost = [
-            (row, reaction) for row, reaction, products in zip(rows, reactions, outcomes, strict=True) if not products
-        ]
-        for _, (smiles, move, block) in lost:
+        lost = [row for row, products in self._outcomes(actions) if not products]
+        for row in lost:
+            smiles, (move, block) = self.states.molecule[row].smiles, actions[row, :2].tolist()
             self.barren.add(smiles, move, block)
             name = self.env.name_of([move, block, 0, 0])
             log.info("%s gives nothing with %s and is left out (the %dth such case)", smiles, name, len(self.barren))
-        return torch.tensor([row for row, _ in lost], dtype=torch.long, device=self.rows.device)
+        return torch.tensor(lost, dtype=torch.long, device=self.rows.device)
 
     def _products(self, actions: Tensor) -> Tensor:
         """Number of products of each row's reaction, long ``[N]``; 0 where there is none."""
-        rows, reactions = self._reactions(actions)
-        counts = [len(products) for products in self.env.network.outcomes(reactions)]
-        result = torch.zeros(len(actions), dtype=torch.long)
-        result[rows] = torch.tensor(counts, dtype=torch.long)
-        return result.to(self.rows.device)
+        counts = {row: len(products) for row, products in self._outcomes(actions)}
+        return torch.tensor(
+            [counts.get(row, 0) for row in range(len(actions))], dtype=torch.long, device=self.rows.device
+        )
 
     def ambiguous(self, actions: Tensor) -> Iterator[tuple[Tensor, RaggedCategorical]]:
         """The third stage: rows with several products, if there are any, and the choice among them."""
-        rows, reactions = self._reactions(actions)
-        found = zip(rows, self.env.network.outcomes(reactions), strict=True)
-        several = [(row, products) for row, products in found if len(products) > 1]
+        several = [(row, products) for row, products in self._outcomes(actions) if len(products) > 1]
         if not several:
             return
         device = self.rows.device

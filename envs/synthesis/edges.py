@@ -92,8 +92,8 @@ class ExactEdges:
         if not self.reach:
             return {molecule: list(depths) for molecule in molecules}
         asked = [(molecule, k) for molecule in molecules for k in depths]
-        answers = self.env.network.reachable([m.smiles for m, _ in asked], [k for _, k in asked])
-        return {m: [k for (n, k), yes in zip(asked, answers, strict=True) if n is m and yes] for m in molecules}
+        answers = iter(self.env.network.reachable([m.smiles for m, _ in asked], [k for _, k in asked]))
+        return {molecule: [k for k in depths if next(answers)] for molecule in molecules}
 
 
 class KnownEdges:
