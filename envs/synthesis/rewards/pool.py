@@ -14,8 +14,8 @@ from typing import Any, Self
 import numpy as np
 
 from envs.synthesis.rewards.reward import Score, Values, require_values
-from envs.synthesis.rewards.workers import Failure, Workers
 from gfn.environment import RewardError
+from gfn.workers import Failure, Workers
 
 Row = dict[str, float]  # terms of one molecule
 Call = tuple[list[str], bool]  # molecules, and whether all terms are wanted
