@@ -12,6 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
 
+from gfn.examples import table
 from gfn.training import Report
 
 
@@ -80,12 +81,7 @@ class JSONLines:
     def start(self, step: int) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         kept = [line for line in read_lines(self.path) if line["step"] <= step]
-        part = self.path.with_name(f".{self.path.name}.part")
-        with open(part, "w", encoding="utf-8") as file:
-            file.writelines(_dump(line) for line in kept)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, self.path)  # a crash leaves all lines or those kept, never half of them
+        _replace(self.path, "".join(_dump(line) for line in kept))
         self.file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115 (closed by close)
 
     def __call__(self, report: Report) -> None:
@@ -109,6 +105,16 @@ class JSONLines:
             self.file = None
 
 
+def _replace(path: Path, text: str) -> None:
+    """Write a file so that a crash leaves the old one or the new one, never half of it."""
+    part = path.with_name(f".{path.name}.part")
+    with open(part, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(part, path)
+
+
 def _dump(line: Mapping[str, Any]) -> str:
     return json.dumps(line) + "\n"
 
@@ -125,7 +131,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 class TensorBoard:
-    """Scalars for TensorBoard, every ``every``-th update and at every evaluation; against steps.
+    """Scalars for TensorBoard, every ``every``-th update and at every evaluation, with examples; against steps.
 
     Raises:
         ValueError: if ``every`` is not positive.
@@ -150,12 +156,31 @@ class TensorBoard:
             self.writer.add_scalar(f"train/{name}", value, report.step)
         for name, value in (report.evaluation or {}).items():
             self.writer.add_scalar(f"eval/{name}", value, report.step)
+        if report.examples:
+            self.writer.add_text("samples", table(report.examples), report.step)
         self.writer.flush()  # what a checkpoint has counted must not be lost when the process is killed
 
     def close(self) -> None:
         if self.writer is not None:
             self.writer.close()
             self.writer = None
+
+
+class SampleTable:
+    """What the policy makes: best and random samples of the latest evaluation, as a table in Markdown."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def start(self, step: int) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+
+    def __call__(self, report: Report) -> None:
+        if report.examples:
+            _replace(self.path, f"# Samples after update {report.step}\n\n{table(report.examples)}")
+
+    def close(self) -> None:
+        pass
 
 
 class Signals:

@@ -21,6 +21,7 @@ from gfn.environment import (
     as_tested,
     checked_log_reward,
 )
+from gfn.examples import Example, examples
 from gfn.objectives import Learner
 from gfn.sampling import rollout
 from gfn.states import States
@@ -116,6 +117,7 @@ class Evaluator(Generic[S]):
             )
         self.test = _test_set(env, test_states, seed) if objective.backward_policy.prior is None else None
         self.discovery = Discovery(env)
+        self.examples: Sequence[Example] = ()  # of the latest samples
 
     def __call__(self, step: int) -> dict[str, float]:
         """All metrics of the current policy; the same for the same parameters and step, whatever came before."""
@@ -155,6 +157,7 @@ class Evaluator(Generic[S]):
             **apart,
             **self._returning(t.final[:WALKS], generator),
         }
+        self.examples = examples(self.env, t)
         summarised = as_summarised(self.env)
         return (common if summarised is None else _joined(common, summarised.summary(t))), log_z
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gfn import checkpoint, processes
 from gfn.evaluation import Evaluator
+from gfn.examples import Example
 from gfn.failures import NonFiniteError, broken_parameters, cause_of_gradient, cause_of_loss
 from gfn.objectives import Learner
 from gfn.objectives.learner import Reported
@@ -35,6 +36,7 @@ class Report:
         trajectories: number of trajectories trained on.
         metrics: of this update's batch.
         evaluation: of the policy now, or None if this is not a step to evaluate at.
+        examples: some of the states that the evaluation looked at.
     """
 
     step: int
@@ -42,6 +44,7 @@ class Report:
     trajectories: int
     metrics: Mapping[str, float]
     evaluation: Mapping[str, float] | None
+    examples: Sequence[Example] = ()
 
 
 class Callback(Protocol):
@@ -230,17 +233,13 @@ class Trainer(Generic[S]):
         return rates
 
     def _report(self, metrics: Mapping[str, float | Tensor]) -> Report:
-        evaluate = self.evaluator is not None and (self.step % self.evaluator.every == 0 or self.step == self.steps)
-        found = self.evaluator.discovery.counts() if self.evaluator is not None else {}
-        at = self.step - 1  # schedules count updates from zero
+        evaluator, at = self.evaluator, self.step - 1  # schedules count updates from zero
+        found = evaluator.discovery.counts() if evaluator is not None else {}
         rates = {f"lr_{name}": rate for name, rate in self._rates(at).items()}
-        return Report(
-            step=self.step,
-            steps=self.steps,
-            trajectories=self.trajectories,
-            metrics={**{k: float(v) for k, v in metrics.items()}, **found, **self.sampler.settings(at), **rates},
-            evaluation=self.evaluator(self.step) if evaluate and self.evaluator is not None else None,
-        )
+        told = {**{k: float(v) for k, v in metrics.items()}, **found, **self.sampler.settings(at), **rates}
+        if evaluator is None or (self.step % evaluator.every and self.step != self.steps):
+            return Report(self.step, self.steps, self.trajectories, told, None)
+        return Report(self.step, self.steps, self.trajectories, told, evaluator(self.step), evaluator.examples)
 
     def state_dict(self) -> dict[str, Any]:
         """All that a resumed run needs, as tensors and plain values."""

@@ -198,6 +198,7 @@ CHANGES: dict[str, tuple[tuple[str, ...], str]] = {
     "backward.network.layers": (LEARNED_EDGES, "1"),
     "logger.metrics.every": ((), "2"),
     "logger.metrics.path": ((), "${run}/other.jsonl"),
+    "logger.samples.path": (("logger=default",), "${run}/other.md"),
     "logger.tensorboard.directory": (("logger=default",), "${run}/events"),
     "logger.tensorboard.every": (("logger=default",), "1"),
     "env.reward.floor": (("env/reward=sparse",), "0.5"),
