@@ -16,9 +16,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from envs.tokens.summary import summary
 from envs.tokens.tasks import Task
 from gfn.environment import DiscreteEnvironment, RewardError, TooManyStatesError
 from gfn.states import TensorStates
+from gfn.trajectories import Trajectories
 
 EMPTY = -1  # where no token is written yet
 MAX_LISTED = 1_000_000
@@ -193,3 +195,7 @@ class Tokens(DiscreteEnvironment[Sequences]):
         """The codes of one prompt's sequences in rising order, and where in the list they stand."""
         every = self._enumerate()
         return self._code(every.tokens[: len(every) // len(self.task.prompts)]).sort()
+
+    def summary(self, t: Trajectories[Sequences]) -> dict[str, float]:
+        """How many completions are right, differ, and are cut; see :func:`envs.tokens.summary.summary`."""
+        return summary(self, t)
