@@ -1,16 +1,15 @@
-"""Some of the terminal states an evaluation has looked at, in words: the best, and others as they come."""
+"""Some of the terminal states an evaluation has looked at, in words: the best that differ, and the first."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import torch
-
 from gfn.environment import Environment
 from gfn.trajectories import Trajectories
 
 SHOWN = 16  # states in all
+TRIED = 4  # times as many of the best are looked at, for those that differ
 LONGEST = 1000  # characters of a state in a table
 BREAKS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
 
@@ -21,7 +20,7 @@ class Example(NamedTuple):
     Attributes:
         state: what :meth:`Environment.describe` says of it.
         log_reward: its log-reward in nats; −inf for a reward of zero.
-        best: whether it was chosen for its reward; otherwise by chance alone.
+        best: whether it was chosen for its reward; otherwise it was the next one to come.
     """
 
     state: str
@@ -30,7 +29,7 @@ class Example(NamedTuple):
 
 
 def examples(env: Environment[Any], t: Trajectories[Any]) -> list[Example]:
-    """Ends of at most 16 trajectories: half of them the best of their group, half the first of the others.
+    """Ends of at most 16 trajectories: of each group the best that differ, and as many of the first.
 
     Trajectories of one group come in no order, so the first are a fair choice, and nothing is drawn for
     it. Of more than eight groups only the first eight are shown.
@@ -39,18 +38,19 @@ def examples(env: Environment[Any], t: Trajectories[Any]) -> list[Example]:
         env: the environment.
         t: trajectories of P_F, ``[B]``.
     """
-    groups = t.group.unique()[: SHOWN // 2].tolist()
+    groups, shown = t.group.unique()[: SHOWN // 2], list[Example]()
     each = SHOWN // (2 * len(groups))
-    rows, best = list[int](), list[bool]()
     for group in groups:
         own = (t.group == group).nonzero().flatten()
-        top = own[t.log_reward[own].argsort(descending=True, stable=True)[:each]].tolist()
-        rest = [row for row in own.tolist() if row not in top][:each]
-        rows += top + rest
-        best += [True] * len(top) + [False] * len(rest)
-    chosen = t[torch.tensor(rows, device=t.group.device)]
-    described = zip(env.describe(chosen.final), chosen.log_reward.tolist(), best, strict=True)
-    return [Example(*example) for example in described]
+        order = own[t.log_reward[own].argsort(descending=True, stable=True)]
+        best = dict.fromkeys(_described(env, t[order[: TRIED * each]], True))
+        shown += [*list(best)[:each], *_described(env, t[own[:each]], False)]
+    return shown
+
+
+def _described(env: Environment[Any], t: Trajectories[Any], best: bool) -> list[Example]:
+    pairs = zip(env.describe(t.final), t.log_reward.tolist(), strict=True)
+    return [Example(state, log_reward, best) for state, log_reward in pairs]
 
 
 def table(shown: Sequence[Example]) -> str:
