@@ -194,7 +194,7 @@ def _object(row: Any) -> Mapping[str, Any]:
     """A row as names and values; text is JSON."""
     if isinstance(row, bytes):
         try:
-            row = json.loads(row.decode())
+            row = json.loads(row.rstrip().decode())
         except UnicodeDecodeError as error:
             raise ValueError(f"not UTF-8 ({error.reason} at byte {error.start + 1})") from error
         except json.JSONDecodeError as error:
