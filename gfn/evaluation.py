@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gfn import exact, metrics
 from gfn.backward import has_dead_ends, log_return, reach_fraction, terminal_log_prob
+from gfn.discovery import Discovery
 from gfn.distributions import NoActionError
 from gfn.environment import (
     Environment,
@@ -23,7 +24,9 @@ from gfn.environment import (
 )
 from gfn.examples import Example, examples
 from gfn.objectives import Learner
+from gfn.objectives.balance import Scores
 from gfn.sampling import rollout
+from gfn.sparse import SparseTarget, sparse_target
 from gfn.states import States
 from gfn.trajectories import Trajectories
 
@@ -31,34 +34,6 @@ S = TypeVar("S", bound=States)
 LADDER = (0.0, 0.5, 1.0, 2.0)  # α of the log Z estimates that are compared
 WALKS = 64  # walks back from ends of trajectories, where states are not listed
 WORST = ("tv", "l1_sum", "jsd_nats", "kl_target_model", "kl_model_target", "log_z_error")
-
-
-class Discovery:
-    """Which modes training trajectories have ended in so far, under each of the environment's definitions."""
-
-    def __init__(self, env: Environment[Any]):
-        self.env = as_multimodal(env)
-        names = self.env.mode_counts if self.env is not None else {}
-        self.found: dict[str, set[int]] = {name: set() for name in names}
-
-    def observe(self, final: Any) -> None:
-        """Take note of the terminal states of a batch."""
-        if self.env is None:
-            return
-        labels = self.env.modes(final)
-        for name, seen in self.found.items():
-            seen.update(labels[name][labels[name] >= 0].tolist())
-
-    def counts(self) -> dict[str, int]:
-        """Number of modes found, by definition."""
-        return {name: len(seen) for name, seen in self.found.items()}
-
-    def state_dict(self) -> dict[str, Tensor]:
-        return {name: torch.tensor(sorted(seen), dtype=torch.long) for name, seen in self.found.items()}
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Take over what was found; a definition that ``state`` does not know starts with nothing."""
-        self.found = {name: set(state[name].tolist()) if name in state else set() for name in self.found}
 
 
 class Evaluator(Generic[S]):
@@ -110,12 +85,15 @@ class Evaluator(Generic[S]):
         self.env, self.objective, self.every, self.n_samples = env, objective, every, n_samples
         self.seed, self.top_k, self.backward_samples = seed, top_k, backward_samples
         self.graph = _graph(env, objective) if exact else None
-        self.starts = conditions if self.graph is None else len(self.graph.initial)
+        prior = objective.backward_policy.prior
+        self.sparse = sparse_target(env, prior) if exact and self.graph is None else None
+        known = self._known_starts()
+        self.starts = conditions if known is None else len(known)
         if n_samples < 2 * self.starts:
             raise ValueError(
                 f"Evaluator: {n_samples=} leaves less than 2 for each of {self.starts} initial states; raise n_samples"
             )
-        self.test = _test_set(env, test_states, seed) if objective.backward_policy.prior is None else None
+        self.test = _test_set(env, test_states, seed) if prior is None else None
         self.discovery = Discovery(env)
         self.examples: Sequence[Example] = ()  # of the latest samples
 
@@ -128,6 +106,7 @@ class Evaluator(Generic[S]):
             with torch.no_grad():
                 sampled, log_z = self._sampled(step, generator)
                 listed = {} if self.graph is None else self._exact(self.graph, log_z, generator)
+                listed |= {} if self.sparse is None else _of_sparse(self.sparse, self.objective, log_z, sampled["elbo"])
                 tested = {} if self.test is None else self._tested(self.test, generator)
         finally:
             for module, training in modes.items():
@@ -137,10 +116,8 @@ class Evaluator(Generic[S]):
     def _sampled(self, step: int, generator: torch.Generator) -> tuple[dict[str, float], Tensor]:
         """Metrics of trajectories of P_F, and the estimate of log Z from each initial state, ``[starts]``."""
         group = torch.arange(self.n_samples, device=self.env.device) * self.starts // self.n_samples
-        known = self.graph is not None and self.starts > 1
-        first = (
-            self.graph.states[self.graph.initial] if known and self.graph else self.env.reset(self.starts, generator)
-        )
+        known = self._known_starts()
+        first = self.env.reset(self.starts, generator) if known is None else known
         t = rollout(self.env, self.objective.policy, first[group], group=group, generator=generator)
         scores = self.objective.scores(t)
         log_z = _mean_by(group, self.objective.log_z(scores, step).double(), self.starts)
@@ -153,6 +130,7 @@ class Evaluator(Generic[S]):
             "log_reward_mean": float(t.log_reward.mean()),
             "log_reward_top": float(t.log_reward[best].double().mean()),
             "length_mean": float(t.lengths.double().mean()),
+            **_of_policies(scores, self.objective.backward_policy.prior is not None),
             "log_z": float(log_z.mean()),
             **apart,
             **self._returning(t.final[:WALKS], generator),
@@ -160,6 +138,12 @@ class Evaluator(Generic[S]):
         self.examples = examples(self.env, t)
         summarised = as_summarised(self.env)
         return (common if summarised is None else _joined(common, summarised.summary(t))), log_z
+
+    def _known_starts(self) -> S | None:
+        """Every initial state, where they are listed."""
+        if self.graph is not None:
+            return self.graph.states[self.graph.initial]
+        return None if self.sparse is None else self.sparse.initial
 
     def _returning(self, final: S, generator: torch.Generator) -> dict[str, float]:
         """Share of walks by P_B from ends of trajectories that reach the start, where that is not known exactly."""
@@ -238,6 +222,20 @@ def _test_set(env: Environment[S], n: int, seed: int) -> S | None:
     generator = torch.Generator(env.device).manual_seed(seed)
     states: S = tested.benchmark_states(generator)
     return states[torch.randperm(len(states), generator=generator, device=env.device)[:n]]
+
+
+def _of_policies(scores: Scores, prior: bool) -> dict[str, float]:
+    """Entropy of trajectories, and KL to the prior if there is one, in nats, by samples."""
+    log_pf = scores.log_pf.double().sum(1)
+    kl = {"kl_prior": float((log_pf - scores.log_pb.double().sum(1)).mean())} if prior else {}
+    return {"entropy": -float(log_pf.mean()), **kl}
+
+
+def _of_sparse(target: SparseTarget[S], objective: Learner[S], log_z: Tensor, elbo: float) -> dict[str, float]:
+    """Distances to a target known on its exceptions; the KL to it is unbiased, the ELBO being so."""
+    error = float((log_z - target.log_z).mean())
+    kl = float(target.log_z.mean()) - elbo
+    return {**target.distances(objective.policy), "log_z_error": error, "kl_model_target": kl}
 
 
 def _estimates(log_weight: Tensor) -> dict[str, float]:

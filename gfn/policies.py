@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from gfn.distributions import ActionDistribution, Certain, MaskedCategorical
 from gfn.environment import DiscreteEnvironment, Enumerable, Environment, as_discrete
+from gfn.memory import Memory
 from gfn.states import States
 from gfn.trajectories import Trajectories
 
@@ -183,9 +184,11 @@ class Prior(Policy[S]):
     et al. 2024, arXiv:2405.20971). It scores trajectories and cannot sample them backward.
     """
 
-    def __init__(self, policy: Policy[S]):
+    def __init__(self, policy: Policy[S], copied: bool = True, remember: int = 0):
         super().__init__()
-        self.policy = copy.deepcopy(policy).requires_grad_(False)  # the one given may well be the one that is trained
+        # What is given may well be what is trained.
+        self.policy = copy.deepcopy(policy).requires_grad_(False) if copied else policy
+        self.memory = Memory(remember)
 
     @property
     def prior(self) -> Policy[S]:
@@ -196,7 +199,7 @@ class Prior(Policy[S]):
 
     @torch.no_grad()
     def log_prob_backward(self, t: Trajectories[S]) -> Tensor:
-        return self.policy.log_prob(t)
+        return self.memory.recalled(t, self.policy.log_prob)
 
 
 class Tabular(Policy[S]):

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 
 from envs.hypergrid import GridStates, Hypergrid
-from gfn.evaluation import Discovery
+from gfn.discovery import Discovery
 from tests.trainers import Unlisted
 
 

@@ -237,7 +237,7 @@ def test_modes_are_put_back_after_an_error(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 SAMPLED = {"elbo", "log_z_importance", "importance_ess", "log_reward_mean", "log_reward_top", "length_mean", "log_z"}
-SAMPLED |= {"log_z_alpha_0", "log_z_alpha_0.5", "log_z_alpha_1", "log_z_alpha_2", "kl_estimate"}
+SAMPLED |= {"log_z_alpha_0", "log_z_alpha_0.5", "log_z_alpha_1", "log_z_alpha_2", "kl_estimate", "entropy"}
 
 
 @pytest.mark.parametrize("kind", [Hypergrid, Unlisted])

@@ -16,6 +16,7 @@ import pytest
 from envs.synthesis import libraries
 from envs.synthesis.blocks import BlockError
 from envs.synthesis.libraries import library, load, store
+from gfn.storage import cache_directory
 
 SOME = ["CCO", "CCN.Cl", "c1ccccc1Br", "OB(O)c1ccccc1", "C[N+](C)(C)C", "OCC", "NCC(=O)O", "CC#N"]
 
@@ -182,7 +183,7 @@ def test_the_place_of_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     for relative in ("", "some/folder"):
         monkeypatch.setenv("XDG_CACHE_HOME", relative)
-        assert libraries.cache_directory() == tmp_path / "home" / ".cache" / "fgfn"
+        assert cache_directory() == tmp_path / "home" / ".cache" / "fgfn"
 
 
 def test_what_is_stored_is_loaded(tmp_path: Path) -> None:

@@ -21,8 +21,9 @@ from envs.synthesis.molecules import Syntheses
 from envs.synthesis.policy import UniformSynthesis
 from envs.synthesis.routes import Route, Step, routes_of
 from gfn import exact
+from gfn.discovery import Discovery
 from gfn.environment import as_measured, as_multimodal, as_summarised
-from gfn.evaluation import Discovery, Evaluator
+from gfn.evaluation import Evaluator
 from gfn.metrics import pearson, spearman
 from gfn.objectives import Alpha, LearnedLogZ, Objective
 from gfn.trajectories import Trajectories

@@ -29,6 +29,7 @@ from tqdm import tqdm
 from envs.synthesis import blocks as cleaning
 from envs.synthesis import catalogues
 from envs.synthesis.blocks import Block, BlockError, Library, Record, Rejection, clean, listed
+from gfn.storage import cache_directory
 
 NCI = Path(RDConfig.RDDataDir) / "NCI" / "first_5K.smi"
 # the first of duplicates stays: CAS numbers come first, and what nobody sells comes last
@@ -66,7 +67,7 @@ def library(
         stereo: keep stereochemistry.
         max_atoms: heavy atoms at most.
         strict: raise on what cannot be used (other than duplicates) instead of leaving it out.
-        cache: folder to keep converted and cleaned libraries in; default, :func:`cache_directory`. One that
+        cache: folder to keep converted and cleaned libraries in; default, the user's. One that
             cannot be written only warns.
 
     Raises:
@@ -134,12 +135,6 @@ def store(path: Path, text: str) -> None:
 
 def _stamp(body: bytes) -> bytes:
     return f"# blake2b {blake2b(body, digest_size=16).hexdigest()}".encode()
-
-
-def cache_directory() -> Path:
-    """The user's cache of this project: ``fgfn`` in ``$XDG_CACHE_HOME``, if that is absolute, or else ``~/.cache``."""
-    chosen = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(chosen) if os.path.isabs(chosen) else Path.home() / ".cache") / "fgfn"
 
 
 def _key(sources: Sequence[_Source], options: Mapping[str, Any]) -> str:

@@ -22,11 +22,11 @@ from envs.synthesis import chemistry
 from envs.synthesis.blocks import Library
 from envs.synthesis.chemistry import FIRST, STOP
 from envs.synthesis.graphs import Graph
-from envs.synthesis.libraries import cache_directory
 from envs.synthesis.molecules import Molecule, Molecules
 from envs.synthesis.retrosynthesis import Origin
 from envs.synthesis.templates import Template
 from envs.synthesis.workers import Subject, Workers
+from gfn.storage import cache_directory
 
 Reaction = tuple[str, int, int]  # SMILES of the molecule, move, block
 

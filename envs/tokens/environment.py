@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from envs.tokens.summary import summary
-from envs.tokens.tasks import Task
+from envs.tokens.tasks import Answered, Task
 from gfn.environment import DiscreteEnvironment, RewardError, TooManyStatesError
 from gfn.states import TensorStates
 from gfn.trajectories import Trajectories
@@ -90,6 +90,8 @@ class Tokens(DiscreteEnvironment[Sequences]):
         self.stop = stops[0]
         if listed:  # an environment that has these methods is evaluated exactly
             self.enumerate, self.index = self._enumerate, self._index
+        if isinstance(task, Answered) and cut_reward == 0:  # a cut sequence is worth what a wrong one is
+            self.exceptions, self.log_reward_elsewhere = self._exceptions, self._log_reward_of_wrong
 
     def reset(self, n: int, generator: torch.Generator | None = None) -> Sequences:
         prompt = torch.randint(len(self.task.prompts), (n,), generator=generator, device=self.device)
@@ -155,7 +157,8 @@ class Tokens(DiscreteEnvironment[Sequences]):
             written = row[row != EMPTY].tolist()
             answer = self.task.text(written[:-1] if by_stop else written)
             sign = "■" if by_stop else "✂" if ended else "…"
-            lines.append(f"{self.task.text(self.task.prompts[prompt])} → {answer} {sign}")
+            text = f"{self.task.text(self.task.prompts[prompt])} → {answer} {sign}"
+            lines.append("⏎".join(text.splitlines()))
         return lines
 
     def _enumerate(self) -> Sequences:
@@ -179,6 +182,22 @@ class Tokens(DiscreteEnvironment[Sequences]):
         tokens = torch.cat(found)
         prompt = torch.arange(len(self.task.prompts), device=self.device).repeat_interleave(len(tokens))
         return Sequences(prompt, tokens.repeat(len(self.task.prompts), 1))
+
+    def _exceptions(self) -> Sequences:
+        """Every right completion of every prompt that fits, with its stop token; all others are worth 0."""
+        assert isinstance(self.task, Answered)
+        rows, prompts = list[Tensor](), list[int]()
+        for prompt in range(len(self.task.prompts)):
+            for answer in self.task.answers(prompt):
+                if self.min_tokens <= len(answer) < self.max_steps:
+                    row = torch.full((self.max_steps,), EMPTY)
+                    row[: len(answer) + 1] = torch.tensor([*answer, self.stop])
+                    rows.append(row)
+                    prompts.append(prompt)
+        return Sequences(torch.tensor(prompts), torch.stack(rows)).to(self.device)
+
+    def _log_reward_of_wrong(self) -> float:
+        return 0.0
 
     def _index(self, states: Sequences) -> Tensor:
         """Position in :meth:`_enumerate`, long ``[N]``."""

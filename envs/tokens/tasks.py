@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,15 @@ class Task(Protocol):
 
     def text(self, tokens: Sequence[int]) -> str:
         """Tokens as text."""
+        ...
+
+
+@runtime_checkable
+class Answered(Protocol):
+    """A task that knows all its right answers; every other completion is worth 0."""
+
+    def answers(self, prompt: int, /) -> list[list[int]]:
+        """Every right completion of a prompt, without its stop token."""
         ...
 
 
