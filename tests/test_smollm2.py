@@ -1,4 +1,4 @@
-"""SmolLM2 from its package: converted once and exactly, as a whole or not at all, without the package being imported."""
+"""SmolLM2 from its package: converted once and exactly, whole or not at all, without the package being imported."""
 
 from __future__ import annotations
 
