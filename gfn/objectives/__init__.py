@@ -20,7 +20,15 @@ from gfn.objectives.divergence import (
 from gfn.objectives.learner import Learner, ParameterGroup
 from gfn.objectives.members import Huber, Jeffreys, JensenShannon, LogCosh, ShiftedCosh, TotalVariation
 from gfn.objectives.objective import Objective
-from gfn.objectives.partition import ConditionalLogZ, DevGrad, ExactLogZ, FlowLogZ, LearnedLogZ, Partition
+from gfn.objectives.partition import (
+    ConditionalLogZ,
+    DevGrad,
+    ExactLogZ,
+    FlowLogZ,
+    LearnedLogZ,
+    MeanLogReward,
+    Partition,
+)
 from gfn.objectives.policy_gradient import PolicyGradient
 
 __all__ = [
@@ -41,6 +49,7 @@ __all__ = [
     "LearnedLogZ",
     "Learner",
     "LogCosh",
+    "MeanLogReward",
     "NeymanChi2",
     "Objective",
     "ParameterGroup",

@@ -136,6 +136,27 @@ def _centre_of_others(centre: Callable[[Tensor, Tensor], Tensor], delta: Tensor,
     return torch.stack(columns, 1)
 
 
+class MeanLogReward(Partition):
+    """The group's mean log R in the place of its log Z, as in the objective of Kimi k1.5 (2025, arXiv:2501.12599).
+
+    With ``ReverseKL`` the coefficient of ∇log P_F is the advantage log R − mean log R less the log-ratio to P_B. That
+    leaves out the mean log-ratio, so the target is not where the loss is smallest once P_F has left P_B.
+    """
+
+    def check_group_size(self, size: int, divergence: Divergence) -> None:
+        if size < 2:
+            raise ValueError(
+                f"MeanLogReward compares trajectories of one group and needs at least 2 in each, got {size}; raise the "
+                "batch or group size, or use partition=learned"
+            )
+
+    def forward(self, scores: Scores, divergence: Divergence) -> Tensor:
+        (row, _), size = places(scores.group)
+        self.check_group_size(int(size.min()), divergence)
+        total = torch.zeros_like(size, dtype=torch.float64).index_add(0, row, scores.log_reward.double())
+        return (total / size)[row]
+
+
 class FlowLogZ(Partition):
     """The flow of the initial state, for balances with state flows."""
 
