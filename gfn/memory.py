@@ -40,12 +40,12 @@ class Memory(nn.Module):
         if self.capacity == 0:
             return log_prob(t)
         keys = _keys(t)
-        new = [i for i, key in enumerate(keys) if key not in self._known]
+        new = {key: i for i, key in enumerate(keys) if key not in self._known}
         found = dict[int, Tensor]()
         if new:
-            unknown = t[torch.tensor(new, device=t.lengths.device)]
+            unknown = t[torch.tensor(list(new.values()), device=t.lengths.device)]
             values = log_prob(unknown).detach().cpu().split(unknown.lengths.tolist())
-            found = {keys[i]: value.clone() for i, value in zip(new, values, strict=True)}
+            found = {key: value.clone() for key, value in zip(new, values, strict=True)}
         rows = [found[key] if key in found else self._known[key] for key in keys]
         for key, row in zip(keys, rows, strict=True):
             self._known[key] = row
