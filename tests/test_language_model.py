@@ -269,6 +269,14 @@ def test_all_that_can_be_written_has_probability_one(name: str, tolerance: float
     torch.testing.assert_close(by_sequence, by_state[order], atol=10 * tolerance, rtol=0)
 
 
+def test_weights_of_less_precision_are_normalised_in_float32() -> None:
+    env = completing(stop_ids=(2, 7), min_tokens=1)
+    policy = LanguageModel(env, llama().to(torch.bfloat16))
+    t = sampled(env, policy)
+    assert policy.log_prob(t).dtype == t.behaviour_log_prob.dtype == torch.float32
+    torch.testing.assert_close(probabilities(policy, t.sources).sum(1), torch.ones(len(t.actions)), atol=1e-6, rtol=0)
+
+
 def test_models_that_do_not_fit_are_refused() -> None:
     env = completing()
     assert LanguageModel(env, llama(max_position_embeddings=11)).temperature == 1.0
@@ -278,6 +286,8 @@ def test_models_that_do_not_fit_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             LanguageModel(env, llama(**settings))
+    with pytest.raises(ValueError, match=r"prompt 1 has no tokens, .* begin it with the tokenizer's first token"):
+        LanguageModel(completing(prompts=((3,), (), (4, 5))), llama())
     for temperature in (0.0, -1.0, float("inf"), float("nan")):
         with pytest.raises(ValueError, match=f"temperature must be positive, got {temperature}"):
             LanguageModel(env, llama(), temperature)

@@ -193,6 +193,17 @@ def test_exceptions_are_only_known_where_a_cut_is_worth_what_a_wrong_one_is() ->
     assert sparse_target(env, None) is None
 
 
+def test_an_environment_that_is_moved_lists_what_lies_there() -> None:
+    env = toy(listed=True)
+    moved = env.to("meta")  # a device of every machine, which holds no numbers
+    assert moved.exceptions().tokens.device.type == "meta"
+    assert moved.reset(2).tokens.device.type == "meta"
+    assert {moved.enumerate.__self__, moved.index.__self__, moved.log_reward_elsewhere.__self__} == {moved}
+    assert env.exceptions().tokens.device.type == "cpu"
+    for bare in (toy(cut_reward=-1.0), toy(cut_reward=-1.0).to("meta")):
+        assert not any(hasattr(bare, name) for name in ("enumerate", "index", "exceptions", "log_reward_elsewhere"))
+
+
 @pytest.mark.parametrize("beta", [0.1, 0.25])
 def test_log_z_of_expressions_under_a_language_model(beta: float) -> None:
     """log Z(x) = log(1 − p + p e^(1/β)) with the p of right answers summed text by text."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -88,10 +89,19 @@ class Tokens(DiscreteEnvironment[Sequences]):
         self.writable = torch.ones(self.n_actions, dtype=torch.bool)
         self.writable[list(stops)] = False
         self.stop = stops[0]
-        if listed:  # an environment that has these methods is evaluated exactly
+        self._offer(listed)
+
+    def _offer(self, listed: bool) -> None:
+        """Bind what only some of these environments have: one that has these methods is evaluated exactly."""
+        if listed:
             self.enumerate, self.index = self._enumerate, self._index
-        if isinstance(task, Answered) and cut_reward == 0:  # a cut sequence is worth what a wrong one is
+        if isinstance(self.task, Answered) and self.cut_reward == 0:  # a cut sequence is worth what a wrong one is
             self.exceptions, self.log_reward_elsewhere = self._exceptions, self._log_reward_of_wrong
+
+    def to(self, device: torch.device | str) -> Self:
+        moved = super().to(device)
+        moved._offer(listed="enumerate" in vars(self))  # not bound to this one, which lists what lies elsewhere
+        return moved
 
     def reset(self, n: int, generator: torch.Generator | None = None) -> Sequences:
         prompt = torch.randint(len(self.task.prompts), (n,), generator=generator, device=self.device)

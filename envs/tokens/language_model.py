@@ -35,14 +35,14 @@ class LanguageModel(Policy[Sequences]):
         temperature: logits are divided by it, in sampling and in scoring alike.
 
     Raises:
-        ValueError: if the vocabulary is not that of the environment, the longest completion of the longest
-            prompt does not fit into the model's context, or the temperature is not positive.
+        ValueError: if the vocabulary is not that of the environment, a prompt has no tokens, the longest completion
+            of the longest prompt does not fit into the model's context, or the temperature is not positive.
     """
 
     def __init__(self, env: Tokens, model: nn.Module, temperature: float = 1.0):
         super().__init__()
         lengths = torch.tensor([len(prompt) for prompt in env.task.prompts])
-        _require_fit(env, model, int(lengths.max()), temperature)
+        _require_fit(env, model, lengths, temperature)
         self.model, self.temperature = model, temperature
         self.stop_ids, self.min_tokens = env.task.stop_ids, env.min_tokens
         # Left-padded: a prompt's last token is in the last column.
@@ -233,7 +233,7 @@ def _left_padded(first: Tensor, second: Tensor) -> Tensor:
     return joined.gather(1, order)
 
 
-def _require_fit(env: Tokens, model: Any, longest_prompt: int, temperature: float) -> None:
+def _require_fit(env: Tokens, model: Any, prompt_lengths: Tensor, temperature: float) -> None:
     if not 0 < temperature < torch.inf:
         raise ValueError(f"LanguageModel: temperature must be positive, got {temperature}")
     size = model.get_output_embeddings().weight.shape[0]
@@ -241,6 +241,12 @@ def _require_fit(env: Tokens, model: Any, longest_prompt: int, temperature: floa
         raise ValueError(
             f"LanguageModel: the model predicts {size} tokens and the task has {env.n_actions}; the tokenizer and the "
             "model must belong together: give env.model and policy.model the same folder or name"
+        )
+    longest_prompt, shortest = int(prompt_lengths.max()), int(prompt_lengths.argmin())
+    if prompt_lengths[shortest] == 0:
+        raise ValueError(
+            f"LanguageModel: prompt {shortest} has no tokens, and a model has to read one before it predicts another; "
+            "begin it with the tokenizer's first token"
         )
     config = model.config
     limit = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
