@@ -29,15 +29,13 @@ MAKES: dict[str, Callable[..., Any]] = {
 ADAPTED = [name for name in MAKES if name.startswith("lora")]
 
 
-def trained(policy: LanguageModel, prior: Any, steps: int = 1) -> Objective[Any]:
-    """After some updates on samples of its own."""
+def trained(policy: LanguageModel, prior: Any) -> Objective[Any]:
+    """After an update on samples of its own."""
     objective = Objective(policy, prior, Alpha(0.5), DevGrad())
     optimiser = torch.optim.AdamW([p for p in objective.parameters() if p.requires_grad], lr=0.03)
-    for step in range(steps):
-        t = sampled(ENV, policy, seed=step)
-        backward_in_parts(objective, t, step, 5)
-        optimiser.step()
-        optimiser.zero_grad()
+    backward_in_parts(objective, sampled(ENV, policy), 0, 5)
+    optimiser.step()
+    optimiser.zero_grad()
     return objective
 
 
@@ -68,7 +66,7 @@ def test_training_leaves_the_reference_as_it_was(name: str) -> None:
     t = sampled(ENV, policy)
     before, first = prior.log_prob_backward(t), policy.log_prob(t).detach()
     frozen = {k: p.detach().clone() for k, p in policy.named_parameters() if not p.requires_grad}
-    trained(policy, prior, steps=2)
+    trained(policy, prior)
     assert prior.log_prob_backward(t).equal(before)
     assert (policy.log_prob(t) - first).abs().max() > 0.01
     assert all(p.equal(frozen[k]) for k, p in policy.named_parameters() if not p.requires_grad)
@@ -100,7 +98,7 @@ def test_the_reference_samples_without_adapters_and_leaves_them_on(name: str) ->
     policy = LanguageModel(ENV, MAKES[name]())
     plain = LanguageModel(ENV, deepcopy(policy).model)
     prior = reference(policy).prior
-    trained(policy, reference(policy), steps=2)
+    trained(policy, reference(policy))
     t, expected = sampled(ENV, prior, seed=5), sampled(ENV, plain, seed=5)
     assert t.actions.equal(expected.actions)
     torch.testing.assert_close(t.behaviour_log_prob, expected.behaviour_log_prob, atol=1e-6, rtol=0)
@@ -126,7 +124,7 @@ def test_gradients_reach_adapters_and_nothing_else() -> None:
 @pytest.mark.parametrize("name", ADAPTED)
 def test_checkpoints_hold_what_is_trained_and_a_checksum(name: str) -> None:
     policy = LanguageModel(ENV, MAKES[name]())
-    objective = trained(policy, reference(policy), steps=2)
+    objective = trained(policy, reference(policy))
     state = checkpointed(objective)
     weights = {k for k in state if "extra_state" not in k}
     trainable = {f"policy.{k}" for k, p in policy.named_parameters() if p.requires_grad}
