@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,17 @@ from omegaconf import OmegaConf
 
 from experiments import runs
 from experiments.build import checked
+from experiments.check import required
 from experiments.schema import ConfigError
 from tests.composing import CONFIGS, SMALL, built, composed
+from tests.small_language_models import write_model, write_questions
 from tests.test_seh import random_arrays, write
 
 MOLECULES = ["env=synthesis", "env.size=60", "env.max_reactions=2", "evaluator.n_samples=16"]
+EXPRESSIONS = ["env=tokens", "policy.pretraining_steps=2", "sampler.sampler.sampler.group_size=4"]
+MODEL = "env.model=${oc.env:FGFN_TEST_MODEL}"
+PROBLEMS = ["env=problems", MODEL, "policy.lora_rank=2", "sampler.sampler.sampler.group_size=4"]
+QUESTIONS = "env.source.path=${oc.env:FGFN_TEST_QUESTIONS}"
 NEEDED = {  # options that leave a value to the user, or go with others
     "balance/detailed": ["flow=mlp"],
     "balance/sub_trajectory": ["flow=mlp"],
@@ -42,9 +49,28 @@ NEEDED = {  # options that leave a value to the user, or go with others
     "backward/exact_edges": MOLECULES,
     "backward/learned_edges": MOLECULES,
     "backward/cheapest_routes": MOLECULES,
+    "env/tokens": EXPRESSIONS,
+    "policy/expressions": EXPRESSIONS,
+    "backward/reference": EXPRESSIONS,
+    "sampler/completions": EXPRESSIONS,
+    "exploration/nucleus": [*EXPRESSIONS, "exploration.force=true"],
+    "env/problems": PROBLEMS,
+    "policy/language_model": PROBLEMS,
+    "env/source/additions": PROBLEMS,
+    "env/source/jsonl": [*PROBLEMS, QUESTIONS, "env.source.prompt=question"],
+    "env/source/gsm8k": [*PROBLEMS, QUESTIONS],
+    "env/source/math": [*PROBLEMS, QUESTIONS],
+    "env/source/gym": [
+        *PROBLEMS,
+        "env.verifier={_target_:envs.tokens.verifiers.GymScore}",
+        'env.template="q {prompt}"',
+    ],
+    "env/source/parquet": [*PROBLEMS, QUESTIONS],
+    "env/source/hub": PROBLEMS,
     **{f"sampler/buffer/{name}": ["sampler=replay"] for name in ("uniform", "reward", "rank", "recent", "mixed")},
 }
 TREE_ONLY = {"backward/certain", "exploration/noise"}  # need a tree, or continuous actions
+ELSEWHERE_READ = {"env/source/parquet", "env/source/hub"}  # need more packages, or a network: test_problems
 FILES = sorted(p.relative_to(CONFIGS).with_suffix("").as_posix() for p in CONFIGS.rglob("*.yaml"))
 OPTIONS = [f for f in FILES if "/" in f and not f.startswith("experiment/")]
 EXPERIMENTS = [f.removeprefix("experiment/") for f in FILES if f.startswith("experiment/")]
@@ -53,16 +79,27 @@ EXPERIMENTS = [f.removeprefix("experiment/") for f in FILES if f.startswith("exp
 def overrides_for(option: str) -> list[str]:
     group, _, name = option.rpartition("/")
     needed = NEEDED.get(option, [])
-    another = needed[:1] == ["env=synthesis"]  # whose policies are others
+    another = bool(needed) and needed[0] in ("env=synthesis", "env=tokens", "env=problems")  # whose policies are others
     dropped = ("env.", "policy.") if another else ("env.",) if group == "env" and name != "hypergrid" else ()
     small = [o for o in SMALL if not o.startswith((*dropped, f"{group}="))]
-    return [*(["env=synthesis"] if another else []), f"{group}={name}", *needed[another:], *small]
+    return [*(needed[:1] if another else []), f"{group}={name}", *needed[another:], *small]
 
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A file of weights for the proxy, as users bring one."""
     return write(tmp_path_factory.mktemp("weights") / "proxy.pkl.gz", random_arrays())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def language_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A folder with a language model, questions for it, and a cache to keep another in."""
+    folder = tmp_path_factory.mktemp("language")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FGFN_TEST_MODEL", str(write_model(folder / "model")))
+        patch.setenv("FGFN_TEST_QUESTIONS", str(write_questions(folder / "questions.jsonl")))
+        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        yield
 
 
 def test_no_config_is_forgotten() -> None:
@@ -75,7 +112,7 @@ def test_option_fits_the_code_and_trains(
     option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weights: Path
 ) -> None:
     monkeypatch.setenv("GFN_TRUST", "tests")
-    if option in TREE_ONLY:
+    if option in TREE_ONLY | ELSEWHERE_READ:
         checked(composed(*overrides_for(option)))
         return
     given = [f"env.reward.weights={weights}"] if option == "env/reward/seh" else []
@@ -94,12 +131,16 @@ def test_main_config_fits_the_code(config: str) -> None:
     if config == "train":
         checked(composed())
     else:
-        checked(composed(config="check"), ("env", "policy", "backward"), {"n": int, "seed": int, "threads": int})
+        assert required(composed(config="check")).keys() == {"env", "n", "seed", "threads"}
+        bringing = composed("env=tokens", config="check")  # it sets a sampler, too
+        assert required(bringing).keys() == {"env", "policy", "backward", "n", "seed", "threads"}
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_experiment_trains_two_steps_and_resumes(experiment: str, tmp_path: Path, weights: Path) -> None:
     common = [f"experiment={experiment}", "logger=quiet", "logger.metrics.every=1", "evaluator.n_samples=16"]
+    if experiment.startswith("tokens/"):
+        common += ["policy.pretraining_steps=2"]
     if "seh" in composed(*common).env.get("reward", {}).get("_target_", "").lower():
         common += [f"env.reward.weights={weights}", "env.reward.sha256=null"]
     whole, halves = tmp_path / "whole", tmp_path / "halves"

@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 
 from envs.synthesis.templates import OWN as OWN_TEMPLATES
 from tests.composing import SMALL, built, composed, leaves
+from tests.small_language_models import write_model, write_questions
 from tests.test_configs import NEEDED, OPTIONS
 from tests.test_seh import random_arrays, write
 
@@ -36,7 +37,18 @@ PROXY = (*SYNTHESIS, "env/reward=seh", "env.reward.sha256=null", "env.reward.wei
 OWN = (*SYNTHESIS, "env/reward=molecules", "++env.reward.score.reward.function=tests.toy.carbons")
 PICKY = (*OWN[:-1], "++env.reward.score.reward.function=tests.toy.picky", "env.reward.score.floor=1.0")
 TWO_PROPERTIES = ",".join(f"{{_target_:envs.synthesis.rewards.Property,name:{name}}}" for name in ("qed", "weight"))
-TOKENS = ("env=tokens", "env.max_tokens=3")
+TOKENS = ("env=tokens_toy", "env.max_tokens=3")
+COMPLETIONS = ("sampler.sampler.sampler.group_size=4", "trainer.steps=3", "trainer.lr=0.1")
+EXPRESSIONS = ("env=tokens", "policy=expressions", "policy.pretraining_steps=2", *COMPLETIONS, "evaluator.n_samples=32")
+PROBLEMS = (
+    "env=problems", "policy=language_model", "policy.lora_rank=2", *COMPLETIONS, "evaluator.n_samples=16",
+    "env.model=${oc.env:FGFN_TEST_MODEL}", "env.verifier=tests.small_language_models.vowels", "env.stops=[a,e]",
+)  # fmt: skip
+QUESTIONS = "env.source.path=${oc.env:FGFN_TEST_QUESTIONS}"
+OTHER_QUESTIONS = "${oc.env:FGFN_TEST_OTHER_QUESTIONS}"
+JSONL = (*PROBLEMS, "env/source=jsonl", QUESTIONS, "env.source.prompt=question")
+GYM = (*PROBLEMS, "env/source=gym", 'env.template="{prompt}"')
+NUCLEUS = (*EXPRESSIONS, "exploration=nucleus", "exploration.force=true", "exploration.top_p=0.5")
 # Piperazine amides can be made in one step or by way of the protected amine, and one block has a stereo centre.
 BLOCKS = """smiles,id,price
 C1CNCCN1,a,3
@@ -190,6 +202,32 @@ CHANGES: dict[str, tuple[tuple[str, ...], str]] = {
     "env.min_tokens": (TOKENS, "1"),
     "env.temperature": (TOKENS, "0.1"),
     "env.cut_reward": (TOKENS, "-1.0"),
+    "env.task.low": (EXPRESSIONS, "20"),
+    "env.task.high": (EXPRESSIONS, "12"),
+    "policy.temperature": (EXPRESSIONS, "0.5"),
+    "policy.pretraining_steps": (EXPRESSIONS, "1"),
+    "sampler.sampler.sampler.group_size": (EXPRESSIONS, "8"),
+    "sampler.sampler.sampler.averaging": (PROBLEMS, "0.9"),
+    "sampler.sampler.sampler.seed": (EXPRESSIONS, "5"),
+    "exploration.top_p": (NUCLEUS, "1.0"),
+    "exploration.top_k": (NUCLEUS, "1"),
+    "env.model": (PROBLEMS, "${oc.env:FGFN_TEST_OTHER_MODEL}"),
+    "env.verifier": (PROBLEMS, "tests.small_language_models.answers"),
+    "env.stops": (PROBLEMS, "[b]"),
+    "env.template": (PROBLEMS, "'1{prompt}'"),
+    "env.chat": (PROBLEMS, "true"),
+    "env.source.digits": ((*PROBLEMS, "env.source.n=3"), "2"),
+    "env.source.n": (PROBLEMS, "3"),
+    "env.source.seed": ((*PROBLEMS, "env.source.n=3"), "1"),
+    "env.source.prompt": (JSONL, "problem"),
+    "env.source.answer": ((*JSONL, "env.verifier=tests.small_language_models.answers"), "solution"),
+    "env.source.path": (JSONL, OTHER_QUESTIONS),
+    "env.source.limit": (JSONL, "1"),
+    "env.source.name": (GYM, "simple_equations"),
+    "env.source.size": (GYM, "2"),
+    "policy.lora_rank": (PROBLEMS, "1"),
+    "policy.lora_alpha": (PROBLEMS, "3.0"),
+    "policy.lora_targets": (PROBLEMS, "[q_proj]"),
     "flow.network": ((*SYNTHESIS, "flow=synthesis", "balance=detailed"), "{_target_:envs.synthesis.encoders.GINE}"),
     "backward.edges": (SYNTHESIS, "retro"),
     "backward.weight": (ROUTES, "9.0"),
@@ -214,6 +252,11 @@ ELSEWHERE |= {"env.workers", "env.cache", "env.strict", "env.rejected"}
 ELSEWHERE |= {f"env.reward.{name}" for name in ("sha256", "batch", "device", "path")}
 ELSEWHERE |= {f"env.reward.score.{name}" for name in ("workers", "time_limit", "retries", "batch")}
 ELSEWHERE |= {f"env.reward.score.reward.{name}" for name in ("takes", "batched", "version")}
+# test_memory (remember), test_token_samplers (patience), test_verifiers and test_problems (how completions are verified
+# and data sets read), test_exploration (force).
+ELSEWHERE |= {"backward.remember", "sampler.sampler.patience", "policy.cache", "policy.model", "exploration.force"}
+ELSEWHERE |= {"env.time_limit", "env.retries", "env.on_failure", "env.source.config", "env.source.split"}
+ELSEWHERE |= {"env.source.gold"}
 # These need a tree or continuous actions: test_check and test_distributions.
 CONTINUOUS = {"exploration.std"}
 
@@ -242,9 +285,14 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     names["FGFN_TEST_BLOCKS"] = folder / "blocks.csv"
     names["FGFN_TEST_BLOCKS"].write_text(BLOCKS, encoding="utf-8")
     names["FGFN_TEST_TEMPLATES"] = OWN_TEMPLATES / "acylations.yaml"
+    for name, seed in (("MODEL", 0), ("OTHER_MODEL", 1)):
+        names[f"FGFN_TEST_{name}"] = write_model(folder / name, seed)
+    for name, first in (("QUESTIONS", 0), ("OTHER_QUESTIONS", 5)):
+        names[f"FGFN_TEST_{name}"] = write_questions(folder / f"{name}.jsonl", first)
     with pytest.MonkeyPatch.context() as patch:
         for name, path in names.items():
             patch.setenv(name, str(path))
+        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
         yield
 
 
