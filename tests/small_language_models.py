@@ -1,4 +1,4 @@
-"""A folder with a language model of a few thousand weights and its tokenizer, of single characters, as hubs have them."""
+"""A folder with a language model of a few thousand weights and its tokenizer, of single characters."""
 
 from __future__ import annotations
 

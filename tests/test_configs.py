@@ -63,7 +63,7 @@ NEEDED = {  # options that leave a value to the user, or go with others
     "env/source/gym": [
         *PROBLEMS,
         "env.verifier={_target_:envs.tokens.verifiers.GymScore}",
-        'env.template="q {prompt}"',
+        "env.chat=true",
     ],
     "env/source/parquet": [*PROBLEMS, QUESTIONS],
     "env/source/hub": PROBLEMS,

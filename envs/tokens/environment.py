@@ -89,13 +89,28 @@ class Tokens(DiscreteEnvironment[Sequences]):
         self.writable = torch.ones(self.n_actions, dtype=torch.bool)
         self.writable[list(stops)] = False
         self.stop = stops[0]
+        self._answers = self._fitting(task) if isinstance(task, Answered) else []
         self._offer(listed)
+
+    def _fitting(self, task: Answered) -> list[list[list[int]]]:
+        """The right answers of each prompt that the numbers of tokens allow."""
+        fitting = [
+            [answer for answer in task.answers(prompt) if self.min_tokens <= len(answer) < self.max_steps]
+            for prompt in range(len(self.task.prompts))
+        ]
+        if not all(fitting):
+            first = self.task.text(self.task.prompts[fitting.index([])])
+            raise ValueError(
+                f"Tokens: no right answer of the prompt {first!r} has between min_tokens={self.min_tokens} and "
+                f"max_tokens={self.max_steps} tokens, the stop token among them; change one of the two"
+            )
+        return fitting
 
     def _offer(self, listed: bool) -> None:
         """Bind what only some of these environments have: one that has these methods is evaluated exactly."""
         if listed:
             self.enumerate, self.index = self._enumerate, self._index
-        if isinstance(self.task, Answered) and self.cut_reward == 0:  # a cut sequence is worth what a wrong one is
+        if self._answers and self.cut_reward == 0:  # a cut sequence is worth what a wrong one is
             self.exceptions, self.log_reward_elsewhere = self._exceptions, self._log_reward_of_wrong
 
     def to(self, device: torch.device | str) -> Self:
@@ -195,16 +210,13 @@ class Tokens(DiscreteEnvironment[Sequences]):
 
     def _exceptions(self) -> Sequences:
         """Every right completion of every prompt that fits, with its stop token; all others are worth 0."""
-        assert isinstance(self.task, Answered)
-        rows, prompts = list[Tensor](), list[int]()
-        for prompt in range(len(self.task.prompts)):
-            for answer in self.task.answers(prompt):
-                if self.min_tokens <= len(answer) < self.max_steps:
-                    row = torch.full((self.max_steps,), EMPTY)
-                    row[: len(answer) + 1] = torch.tensor([*answer, self.stop])
-                    rows.append(row)
-                    prompts.append(prompt)
-        return Sequences(torch.tensor(prompts), torch.stack(rows)).to(self.device)
+        rows = [
+            [*answer, self.stop] + [EMPTY] * (self.max_steps - len(answer) - 1)
+            for answers in self._answers
+            for answer in answers
+        ]
+        prompts = torch.arange(len(self._answers)).repeat_interleave(torch.tensor([len(a) for a in self._answers]))
+        return Sequences(prompts, torch.tensor(rows)).to(self.device)
 
     def _log_reward_of_wrong(self) -> float:
         return 0.0
