@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
@@ -133,6 +134,9 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 class TensorBoard:
     """Scalars for TensorBoard, every ``every``-th update and at every evaluation, with examples; against steps.
 
+    Under ``speed`` are trajectories and their steps (of language models, tokens) trained on per second of wall
+    time since the last such update, evaluations included.
+
     Raises:
         ValueError: if ``every`` is not positive.
     """
@@ -142,16 +146,23 @@ class TensorBoard:
             raise ValueError(f"TensorBoard: every must be at least 1, got {every}")
         self.directory, self.every = directory, every
         self.writer: Any = None
+        self.trajectories: int | None = None  # known from the first report on
+        self.steps, self.since, self.from_trajectories = 0.0, 0.0, 0
 
     def start(self, step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
+        self.trajectories, self.steps = None, 0.0
         # Readers forget what an interrupted run wrote from this step on; it will be written again.
         self.writer = SummaryWriter(str(self.directory), purge_step=step + 1)
 
     def __call__(self, report: Report) -> None:
+        speeds = self._speeds(report)
         if report.step % self.every and report.evaluation is None:
             return
+        for name, value in speeds.items():
+            self.writer.add_scalar(f"speed/{name}", value, report.step)
+        self.steps, self.since, self.from_trajectories = 0.0, time.perf_counter(), report.trajectories
         for name, value in report.metrics.items():
             self.writer.add_scalar(f"train/{name}", value, report.step)
         for name, value in (report.evaluation or {}).items():
@@ -159,6 +170,18 @@ class TensorBoard:
         if report.examples:
             self.writer.add_text("samples", table(report.examples), report.step)
         self.writer.flush()  # what a checkpoint has counted must not be lost when the process is killed
+
+    def _speeds(self, report: Report) -> dict[str, float]:
+        """What has been done per second, from the second report on: what came before the first is not known."""
+        if self.trajectories is None:
+            self.trajectories = self.from_trajectories = report.trajectories
+            self.since = time.perf_counter()
+            return {}
+        self.steps += (report.trajectories - self.trajectories) * report.metrics.get("length", 0.0)
+        self.trajectories = report.trajectories
+        seconds = max(time.perf_counter() - self.since, 1e-9)
+        done = report.trajectories - self.from_trajectories
+        return {"trajectories_per_second": done / seconds, "steps_per_second": self.steps / seconds}
 
     def close(self) -> None:
         if self.writer is not None:

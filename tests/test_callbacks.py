@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import io
 import json
@@ -167,10 +168,28 @@ def test_tensorboard_of_a_run_that_was_resumed(tmp_path: Path) -> None:
         board.close()
         time.sleep(1.1)  # readers take files in the order of their names, which hold the second
     events = EventAccumulator(str(tmp_path)).Reload()
-    assert set(events.Tags()["scalars"]) == {"train/loss", "train/log_z", "eval/tv"}
+    speeds = {"speed/trajectories_per_second", "speed/steps_per_second"}
+    assert set(events.Tags()["scalars"]) == {"train/loss", "train/log_z", "eval/tv"} | speeds
     losses = [(event.step, event.value) for event in events.Scalars("train/loss")]
     assert losses == [(2, 0.25), (3, 0.25), (4, 0.25), (6, 0.25), (8, 0.5), (9, 0.5), (10, 0.5), (12, 0.5)]
     assert [(e.step, e.value) for e in events.Scalars("eval/tv")] == [(3, 0.125), (6, 0.125), (9, 0.25), (12, 0.25)]
+
+
+def test_speed_is_what_was_done_since_the_last_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """8 trajectories of 3 steps each in every update, which takes 2 seconds."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    board, clock = TensorBoard(tmp_path, every=2), iter(range(0, 1000, 2))
+    board.start(0)
+    for step in range(1, 6):
+        now = next(clock)
+        monkeypatch.setattr("gfn.callbacks.time.perf_counter", lambda now=now: now)
+        board(dataclasses.replace(report(step), trajectories=8 * step, metrics={"loss": 1.0, "length": 3.0}))
+    board.close()
+    events = EventAccumulator(str(tmp_path)).Reload()
+    for name, each in (("trajectories", 4.0), ("steps", 12.0)):
+        scalars = [(e.step, e.value) for e in events.Scalars(f"speed/{name}_per_second")]
+        assert scalars == [(2, each), (4, each)]
 
 
 def test_events_are_on_disk_at_once(tmp_path: Path) -> None:
