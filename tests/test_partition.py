@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -19,7 +20,9 @@ from gfn.objectives import (
     FromGenerator,
     JensenShannon,
     LearnedLogZ,
+    MeanLogReward,
     PearsonChi2,
+    ReverseKL,
     Tempered,
     trajectory_balance,
 )
@@ -275,3 +278,18 @@ def test_small_groups_are_warned_of_for_lopsided_members(name: str) -> None:
         DevGrad().check_group_size(4, divergence)
         DevGrad().check_group_size(2, FromGenerator(lambda u: u * (0.1 * u).log()))  # even up to rounding
         LearnedLogZ().check_group_size(1, divergence)
+
+
+def test_mean_log_reward_gives_the_form_of_kimi() -> None:
+    """Coefficients of ∇log P_F, times −1: (log R − mean of its group) − (log P_F − log P_B), in each group."""
+    group = torch.tensor([0, 1, 0, 1, 0])
+    log_pf, log_pb = f64(-1.0, -2.0, -3.0, -0.5, -1.5), f64(-1.5, -1.0, -2.0, -2.5, -0.5)
+    log_reward = f64(0.0, 1.0, 2.0, 5.0, 4.0)
+    given = replace(scores(log_pf - log_reward, group, log_reward), log_pb=log_pb.unsqueeze(1))
+    log_z = MeanLogReward()(given, ReverseKL())
+    assert log_z.tolist() == [2.0, 3.0, 2.0, 3.0, 2.0]
+    residual, _ = trajectory_balance(given, log_z)
+    wanted = (log_reward - f64(2.0, 3.0, 2.0, 3.0, 2.0)) - (log_pf - log_pb)
+    assert torch.allclose(-ReverseKL().slope(residual), wanted, atol=1e-12)
+    with pytest.raises(ValueError, match="MeanLogReward compares trajectories of one group and needs at least 2"):
+        MeanLogReward()(replace(given, group=torch.arange(5)), ReverseKL())

@@ -77,7 +77,7 @@ def test_what_is_not_allowed_is_refused() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             tokens(**settings)
-    with pytest.raises(ValueError, match=r"no right answer of the prompt '31=' has between min_tokens=0 and max_tokens=3 tokens"):
+    with pytest.raises(ValueError, match=r"no right answer of the prompt '31=' has between min_tokens=0"):
         Tokens(Expressions(31, 33), max_tokens=3)
     with pytest.raises(ValueError, match="between 2 and 26, got 1"):
         Sums(1)
