@@ -15,11 +15,31 @@ from envs.tokens.tasks import Expressions, Sums, value_of
 from gfn import exact, metrics
 from gfn.check import check_environment
 from gfn.evaluation import Evaluator
-from gfn.objectives import Alpha, DevGrad, Objective
+from gfn.objectives import (
+    Alpha,
+    DevGrad,
+    Divergence,
+    Huber,
+    Jeffreys,
+    JensenShannon,
+    LogCosh,
+    Objective,
+    ShiftedCosh,
+    Tempered,
+    TotalVariation,
+)
 from gfn.policies import Prior, Tabular
 from gfn.samplers import OnPolicy, Stale
 from gfn.schedules import Linear
 from gfn.training import Trainer
+
+
+MEMBERS: dict[str, Divergence] = {
+    **{f"alpha {alpha:g}": Alpha(alpha) for alpha in (-1.0, 0.0, 0.5, 1.0, 2.0)},
+    "tempered": Tempered(Alpha(0.0), 0.5),
+    **{m.__name__: m() for m in (JensenShannon, Jeffreys, ShiftedCosh, LogCosh, TotalVariation)},
+    "Huber": Huber(1.0),
+}
 
 
 def tokens(**settings: Any) -> Tokens:
@@ -85,13 +105,13 @@ def test_what_is_not_allowed_is_refused() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lag", [0, 50])
-@pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0, 2.0])
-def test_every_alpha_learns_the_posterior_of_a_prior(alpha: float, lag: int) -> None:
+@pytest.mark.parametrize("name", MEMBERS)
+def test_every_member_learns_the_posterior_of_a_prior(name: str, lag: int) -> None:
     """π(y|x) e^(r/β)/Z with K = 16 sequences a prompt, on policy and fifty updates late."""
     env = tokens(max_tokens=4, temperature=0.5)
     prior = table(env, 0.5, seed=1)
     policy = Tabular(env, env.forward_mask, prior.logits.detach().clone())
-    objective = Objective(policy, Prior(prior), Alpha(alpha), DevGrad())
+    objective = Objective(policy, Prior(prior), MEMBERS[name], DevGrad())
     sampler: Any = OnPolicy(env, policy, batch_size=64, group_size=16, seed=0)
     if lag:
         sampler = Stale(env, sampler, lag=lag)
@@ -100,7 +120,7 @@ def test_every_alpha_learns_the_posterior_of_a_prior(alpha: float, lag: int) -> 
     report = Trainer(objective, sampler, steps=1000, lr=Linear(0.05, 0.005, 1000), evaluator=evaluator).run()
     assert report is not None
     assert report.evaluation is not None
-    print(alpha, lag, before["tv"], report.evaluation["tv"], report.evaluation["log_z_error"])
+    print(name, lag, before["tv"], report.evaluation["tv"], report.evaluation["log_z_error"])
     assert before["tv"] > 0.2
     assert report.evaluation["tv"] <= 0.05
     assert abs(report.evaluation["log_z_error"]) < 0.1
