@@ -11,16 +11,21 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from envs.tokens.context import Context
 from envs.tokens.environment import EMPTY, Sequences, Tokens
 from envs.tokens.next_token import NextToken, next_token
+from envs.tokens.packed import Packed, worthwhile
 from gfn.policies import Policy, Prior, Stepper
 from gfn.trajectories import Trajectories
+
+PATIENCE = 4  # steps of a rollout before anything is done that pays in a long one only
+PASS = 64  # places to read that cost as much as one more pass
 
 
 class LanguageModel(Policy[Sequences]):
@@ -69,15 +74,22 @@ class LanguageModel(Policy[Sequences]):
 
     def stepper(self) -> Stepper[Sequences]:
         context: Context | None = None
+        packed: Packed | None = None
+        begun = done = 0  # sequences and steps
 
         def advance(states: Sequences, kept: Tensor) -> NextToken:
-            nonlocal context
+            nonlocal context, packed, begun, done
             if context is None:
                 context, logits = self._read(states)
+                begun = len(states)
             else:
+                if done == PATIENCE and _go_on(states, begun) and worthwhile(self.model):
+                    packed = Packed(self.model)
                 context.select(kept)
                 last = states.tokens.gather(1, states.length.unsqueeze(1) - 1)
-                logits = context.extend(last)[:, -1]
+                with packed.in_use() if packed is not None else nullcontext():
+                    logits = context.extend(last)[:, -1]
+            done += 1
             return self._next(logits, states.length)
 
         return advance
@@ -109,74 +121,27 @@ class LanguageModel(Policy[Sequences]):
         result = result.index_put((first.nonzero().squeeze(1),), start)
         if not bool(rest.any()):
             return result
-        context.select(row)
         written = final.tokens[:, : int(lengths.max()) - 1]
         inside = torch.arange(written.shape[1], device=lengths.device) < lengths.unsqueeze(1) - 1
-        logits = context.extend(written.where(inside, EMPTY), (t.row[rest], t.column[rest] - 1))[0]
-        return result.index_put(
-            (rest.nonzero().squeeze(1),), self._next(logits, t.column[rest]).log_prob(t.actions[rest])
-        )
+        written = written.where(inside, EMPTY)
+        parts = of_similar_length(lengths - 1)
+        for rows in parts:
+            if len(parts) == 1:
+                context.select(row)
+            here = context if len(parts) == 1 else context.of(row[rows])
+            place = torch.full_like(lengths, -1).index_put((rows,), torch.arange(len(rows), device=rows.device))
+            steps = (rest & (place[t.row] >= 0)).nonzero().squeeze(1)
+            wanted = place[t.row[steps]], t.column[steps] - 1
+            logits = here.extend(written[rows, : int(lengths[rows].max()) - 1], wanted)[0]
+            scores = self._next(logits, t.column[steps]).log_prob(t.actions[steps])
+            result = result.index_put((steps,), scores)
+        return result
 
     def _next(self, logits: Tensor, written: Tensor) -> NextToken:
         """The distribution after ``written`` tokens, ``[N]``, at least in float32."""
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         logits = logits if self.temperature == 1 else logits / self.temperature
         return next_token(logits, self.stop_ids, written >= self.min_tokens if self.min_tokens else None)
-
-
-class Context:
-    """What a model has read, as its key-value cache, with rows that can be chosen and extended."""
-
-    def __init__(self, model: nn.Module):
-        self.model: Any = model
-        self.cache: Any = None
-        self.seen: Tensor | None = None  # which entries of the cache are tokens, bool [N, L]
-
-    def select(self, rows: Tensor) -> None:
-        """Keep these rows, in this order, repeats allowed."""
-        if self.seen is not None and (len(rows) != len(self.seen) or bool((rows[1:] != rows[:-1] + 1).any())):
-            self.cache.batch_select_indices(rows)
-            self.seen = self.seen[rows]
-
-    def extend(self, tokens: Tensor, wanted: tuple[Tensor, Tensor] | None = None) -> Tensor:
-        """Read on, ``[N, L]`` with ``EMPTY`` for nothing; the logits after each, ``[N, L, V]``.
-
-        Args:
-            wanted: rows and columns of the only entries whose logits are asked for; these come as ``[1, M, V]``.
-        """
-        new = tokens != EMPTY
-        seen = new if self.seen is None else torch.cat([self.seen, new], 1)
-        position = (seen.cumsum(1) - 1).clamp_min(0)[:, -tokens.shape[1] :]
-        with picked(self.model, wanted):
-            output = self.model(
-                input_ids=tokens.clamp_min(0),
-                attention_mask=None if bool(seen.all()) else seen.long(),
-                position_ids=position,
-                cache=self.cache,
-                use_cache=True,
-            )
-        self.cache, self.seen = output.cache, seen
-        return output.logits
-
-
-@contextmanager
-def picked(model: Any, wanted: tuple[Tensor, Tensor] | None) -> Generator[None]:
-    """Within, the output head of a model sees these rows and columns of the hidden states only, as ``[1, M, D]``.
-
-    Whatever the model does with logits, such as capping them, it does as before.
-    """
-    if wanted is None:
-        yield
-        return
-
-    def pick(_: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor]:
-        return (given[0][wanted].unsqueeze(0),)
-
-    hook = model.get_output_embeddings().register_forward_pre_hook(pick)
-    try:
-        yield
-    finally:
-        hook.remove()
 
 
 class Unadapted(Policy[Sequences]):
@@ -224,6 +189,30 @@ def reference(policy: LanguageModel, remember: int = 65536) -> Prior[Sequences]:
     """
     adapted = hasattr(policy.model, "disable_adapter")
     return Prior(Unadapted(policy), copied=False, remember=remember) if adapted else Prior(policy, remember=remember)
+
+
+def of_similar_length(lengths: Tensor) -> list[Tensor]:
+    """Rows in parts that waste little when each is padded to its longest, long ``[n]`` each; those of length 0 in none.
+
+    A cut is made where it saves most, if that is more than another pass over the model costs.
+    """
+    longest_first = lengths.argsort(descending=True, stable=True)
+
+    def cut(rows: Tensor) -> list[Tensor]:
+        sizes = lengths[rows]
+        saved = torch.arange(len(rows), 0, -1, device=rows.device) * (sizes[0] - sizes)
+        place = int(saved.argmax())
+        return [rows] if saved[place] <= PASS else [*cut(rows[:place]), *cut(rows[place:])]
+
+    parts = cut(longest_first)
+    if len(parts) == 1:
+        return [torch.arange(len(lengths), device=lengths.device)]
+    return [part for part in parts if int(lengths[part[0]]) > 0]
+
+
+def _go_on(states: Sequences, begun: int) -> bool:
+    """Whether a rollout promises to be long: half of its sequences are still written, and there is space."""
+    return 2 * len(states) >= begun and states.tokens.shape[1] - int(states.length.max()) >= 2 * PATIENCE
 
 
 def _left_padded(first: Tensor, second: Tensor) -> Tensor:

@@ -6,9 +6,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+CACHED = 2**18  # numbers
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,8 @@ class NextToken:
         return torch.searchsorted(upto, (1 - height) * upto[:, -1:]).squeeze(-1)
 
     def log_prob(self, actions: Tensor) -> Tensor:
-        return self.logits.gather(-1, actions.unsqueeze(-1)).squeeze(-1) - self.log_total
+        chosen: Any = LogProb.apply(self.logits, actions, self.__dict__.get("log_total"))
+        return chosen
 
     def __getitem__(self, rows: Tensor) -> NextToken:
         return NextToken(self.logits[rows])
@@ -47,6 +52,33 @@ class NextToken:
 
     def tempered(self, temperature: float) -> NextToken:
         return NextToken(self.logits / temperature)
+
+
+class LogProb(torch.autograd.Function):
+    """Log-softmax at one place a row, a few rows at a time, so that the gradient is the only other table ``[N, V]``."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, actions: Tensor, log_total: Tensor | None) -> Tensor:
+        if log_total is None:
+            log_total = torch.cat([part.logsumexp(-1) for part in logits.split(_few(logits))])
+        ctx.save_for_backward(logits, actions, log_total)
+        return logits.gather(-1, actions.unsqueeze(-1)).squeeze(-1) - log_total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        logits, actions, log_total = ctx.saved_tensors
+        result, n = torch.empty_like(logits), _few(logits)
+        scale = gradients[0].unsqueeze(-1)
+        for out, part, total, by in zip(*(x.split(n) for x in (result, logits, log_total, scale)), strict=True):
+            torch.sub(part, total.unsqueeze(-1), out=out)
+            out.exp_().mul_(-by)
+        return result.scatter_add_(-1, actions.unsqueeze(-1), scale), None, None
+
+
+def _few(logits: Tensor) -> int:
+    """Number of rows that stay in the processor's cache from one pass over them to the next."""
+    return max(1, CACHED // max(1, logits.shape[-1]))
 
 
 def next_token(logits: Tensor, stop_ids: Sequence[int], stoppable: Tensor | None) -> NextToken:
