@@ -73,6 +73,16 @@ def test_gradient_in_parts_is_that_of_the_whole(name: str, size: int) -> None:
     assert {k: float(v) for k, v in same.items()} == pytest.approx({k: float(v) for k, v in report.items()})
 
 
+def test_parts_hold_trajectories_of_like_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, t = learner("devgrad")
+    scored, scores = list[list[int]](), model.scores
+    monkeypatch.setattr(model, "scores", lambda part: scored.append(part.lengths.tolist()) or scores(part))
+    backward_in_parts(model, t, 0, 5)
+    assert [len(lengths) for lengths in scored] == 2 * [5, 5, 2]
+    first, second = ([n for lengths in some for n in lengths] for some in (scored[:3], scored[3:]))
+    assert first == second == sorted(t.lengths.tolist()) != t.lengths.tolist()
+
+
 def test_size_must_be_positive() -> None:
     model, t = learner("devgrad")
     with pytest.raises(ValueError, match="at least 1, got 0"):

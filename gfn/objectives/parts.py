@@ -45,6 +45,8 @@ def backward_in_parts(learner: Learner[Any], t: Trajectories[Any], step: int, si
     """
     if size < 1:
         raise ValueError(f"the size of a part must be at least 1, got {size}")
+    if size < len(t):  # those of like length together, since policies may pad a part to its longest
+        t = t[t.lengths.argsort(stable=True)]
     batches = [t[start : start + size] for start in range(0, len(t), size)]
     with torch.no_grad():
         own = join([learner.scores(batch) for batch in batches])
