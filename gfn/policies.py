@@ -18,6 +18,7 @@ from gfn.states import States
 from gfn.trajectories import Trajectories
 
 S = TypeVar("S", bound=States)
+LARGEST = 2**28  # weights of a layer, a gibibyte
 
 # Called at every step of a rollout with the live states and the rows of the previous call they are.
 Stepper = Callable[[S, Tensor], ActionDistribution]
@@ -70,13 +71,19 @@ class Trunk(nn.Module, Generic[S]):
     """Multilayer perceptron from ``env.encode`` to ``width`` features, shared by any number of heads.
 
     Raises:
-        ValueError: unless ``width`` and ``depth`` are at least 1.
+        ValueError: unless ``width`` and ``depth`` are at least 1, and the first layer of a size that fits.
     """
 
     def __init__(self, env: DiscreteEnvironment[S], width: int, depth: int):
         super().__init__()
         if width < 1 or depth < 1:
             raise ValueError(f"Trunk: width and depth must be at least 1, got width={width} depth={depth}")
+        if env.n_features * width > LARGEST:
+            raise ValueError(
+                f"Trunk: {env.n_features} features of {type(env).__name__} times width={width} are more than {LARGEST} "
+                "weights; choose networks made for it, and with objective=ppo a baseline without one "
+                "(objective.baseline=group objective.value=null)"
+            )
         self.encode = env.encode
         self.width = width
         sizes = [env.n_features] + [width] * depth

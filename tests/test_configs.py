@@ -139,8 +139,11 @@ def test_main_config_fits_the_code(config: str) -> None:
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_experiment_trains_two_steps_and_resumes(experiment: str, tmp_path: Path, weights: Path) -> None:
     common = [f"experiment={experiment}", "logger=quiet", "logger.metrics.every=1", "evaluator.n_samples=16"]
-    if experiment.startswith("tokens/"):
-        common += ["policy.pretraining_steps=2", "evaluator.n_samples=32"]
+    small = {
+        "tokens/expressions": ["policy.pretraining_steps=2", "evaluator.n_samples=32"],
+        "tokens/additions": [MODEL, "evaluator.conditions=8"],
+    }
+    common += small.get(experiment, [])
     if "seh" in composed(*common).env.get("reward", {}).get("_target_", "").lower():
         common += [f"env.reward.weights={weights}", "env.reward.sha256=null"]
     whole, halves = tmp_path / "whole", tmp_path / "halves"

@@ -17,6 +17,7 @@ from envs.tokens.verifiers import exact_answer
 from experiments.schema import ConfigError
 from gfn.distributions import MaskedCategorical
 from gfn.environment import RewardError
+from gfn.policies import MLPPolicy
 from tests.composing import built
 from tests.small_language_models import CHARACTERS, write_model
 
@@ -64,6 +65,13 @@ def test_parts_fit_one_another(model: str) -> None:
 def test_what_does_not_fit_is_told(overrides: list[str], message: str, model: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
         built(tmp_path, "env=problems", f"env.model={model}", "logger=quiet", *overrides)
+
+
+def test_networks_on_features_are_refused_for_large_vocabularies(model: str) -> None:
+    env = problems(model, additions(n=3), exact_answer, stops=["\n"], max_tokens=60)
+    env.n_features = 60 * 49_153
+    with pytest.raises(ValueError, match=r"2949180 features of Tokens .*objective\.value=null"):
+        MLPPolicy(env)
 
 
 def test_malformed_lines_are_told_by_their_numbers(model: str, tmp_path: Path) -> None:

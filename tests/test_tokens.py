@@ -33,7 +33,6 @@ from gfn.samplers import OnPolicy, Stale
 from gfn.schedules import Linear
 from gfn.training import Trainer
 
-
 MEMBERS: dict[str, Divergence] = {
     **{f"alpha {alpha:g}": Alpha(alpha) for alpha in (-1.0, 0.0, 0.5, 1.0, 2.0)},
     "tempered": Tempered(Alpha(0.0), 0.5),
