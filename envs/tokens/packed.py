@@ -53,7 +53,6 @@ def _fits(weight: Tensor) -> bool:
 
 def _product(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
     packed: Any = torch.ops.mkldnn._reorder_linear_weight(weight)
-    # It has to be of the kind that is packed, not one that is an alias of the weight.
     return partial(_multiplied, packed, None if bias is None else bias.detach())
 
 
