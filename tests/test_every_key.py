@@ -140,6 +140,7 @@ CHANGES: dict[str, tuple[tuple[str, ...], str]] = {
     "sampler.ratios": (("sampler=mixture",), "[1,1]"),
     "sampler.samplers": (("sampler=mixture",), OTHERS),
     "sampler.lag": (STALE, "1"),
+    "sampler.every": (("sampler=synchronised", "trainer.lr=0.1"), "1"),
     "sampler.times": (("sampler=repeated",), "1"),
     "trainer.steps": ((), "4"),
     "trainer.lr": ((), "0.1"),

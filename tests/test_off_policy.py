@@ -9,11 +9,22 @@ from typing import Any
 
 import pytest
 import torch
+from scipy.stats import chisquare
 
 from envs.hypergrid import GridStates, Hypergrid
 from gfn.exact import log_terminal, state_graph
 from gfn.policies import Uniform, UniformBackward
-from gfn.samplers import BackwardFromData, Mixture, OnPolicy, Repeated, Sampler, Stale, every_terminal
+from gfn.samplers import (
+    BackwardFromData,
+    Jittered,
+    Mixture,
+    OnPolicy,
+    Repeated,
+    Sampler,
+    Stale,
+    Synchronised,
+    every_terminal,
+)
 from gfn.samplers.sampler import apportion
 from gfn.schedules import Linear
 from tests.composing import SMALL, built
@@ -127,6 +138,44 @@ def test_a_batch_is_used_exactly_that_many_updates_later(lag: int) -> None:
     assert fresh[0] != fresh[1]
 
 
+@pytest.mark.parametrize("every", [1, 3])
+def test_a_policy_is_brought_up_to_date_every_few_updates(every: int) -> None:
+    env = grid()
+    policy, twin = network(env), network(env)
+    sampler, prompt = Synchronised(env, OnPolicy(env, policy, 8), every), OnPolicy(env, twin, 8)
+    ages: list[float] = []
+    for step in range(7):
+        if step % every == 0:
+            fresh = [listed(prompt(step)) for _ in range(every)]
+        t = sampler(step)
+        assert listed(t) == fresh[step % every]
+        assert t.policy_version.tolist() == [step - step % every] * 8
+        ages.append(sampler.settings(step)["lag"])
+        torch.manual_seed(step)
+        moved(policy)
+        torch.manual_seed(step)
+        moved(twin)
+    assert ages == [step % every for step in range(7)]
+
+
+def test_ages_of_batches_are_random_and_bounded() -> None:
+    """As likely to be 0, 1, 2 or 3 updates, once there are as many batches."""
+    env = grid()
+    policy, twin = network(env), network(env)
+    sampler, prompt = Jittered(env, OnPolicy(env, policy, 8), 3, seed=1), OnPolicy(env, twin, 8)
+    fresh: list[Any] = []
+    ages: list[int] = []
+    for step in range(403):
+        fresh.append(listed(prompt(step)))
+        t = sampler(step)
+        version = int(t.policy_version[0])
+        assert listed(t) == fresh[version]
+        ages.append(step - version)
+        assert sampler.settings(step)["lag"] == ages[-1]
+    assert max(ages[:3]) <= 2
+    assert chisquare([ages[3:].count(age) for age in range(4)]).pvalue > 0.01
+
+
 def test_each_batch_is_repeated() -> None:
     env = grid()
     sampler = Repeated(env, uniform(env, batch_size=4), 3)
@@ -165,6 +214,8 @@ def refused(env: Hypergrid) -> dict[str, tuple[Any, str]]:
         "later": (lambda: Mixture([on, on], [Linear(1, -1, 2), 1])(2), "ratios at step 2: .* not negative"),
         "unlike": (lambda: Mixture([on, grouped], [1, 1]), r"must have one group_size, or all none; got \[16, 4\]"),
         "lag": (lambda: Stale(env, on, -1), "lag must not be negative, got -1"),
+        "jitter": (lambda: Jittered(env, on, -1), "lag must not be negative, got -1"),
+        "every": (lambda: Synchronised(env, on, 0), "every must be at least 1, got 0"),
         "times": (lambda: Repeated(env, on, 0), "times must be at least 1, got 0"),
     }  # fmt: skip
 
@@ -180,7 +231,8 @@ def test_a_size_that_is_no_multiple_is_refused_by_every_sampler() -> None:
     env = grid()
     grouped = uniform(env, batch_size=8, group_size=4)
     data = BackwardFromData(env, UniformBackward(env), every_terminal, 8, group_size=4)
-    made = Mixture([grouped, data], [1, 1]), Stale(env, grouped, 0), Repeated(env, grouped)
+    late = Stale(env, grouped, 0), Synchronised(env, grouped, 1), Jittered(env, grouped, 0)
+    made = Mixture([grouped, data], [1, 1]), Repeated(env, grouped), *late
     samplers: list[Sampler[GridStates]] = [grouped, data, replay(env, group_size=4), *made]
     for sampler in samplers:
         assert len(sampler(0, 12)) == 12
@@ -189,8 +241,9 @@ def test_a_size_that_is_no_multiple_is_refused_by_every_sampler() -> None:
                 sampler(0, size)
 
 
-def test_a_delayed_batch_of_another_size_is_refused() -> None:
-    sampler = Stale(grid(), uniform(grid()), 2)
+@pytest.mark.parametrize("kind", [Stale, Synchronised])
+def test_a_delayed_batch_of_another_size_is_refused(kind: Any) -> None:
+    sampler = kind(grid(), uniform(grid()), 2)
     sampler(0, 8)
     with pytest.raises(ValueError, match="asked for 4 trajectories at step 1, and 8 were sampled at step 0"):
         sampler(1, 4)

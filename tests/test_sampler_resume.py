@@ -14,7 +14,18 @@ from gfn.exploration import EpsilonUniform
 from gfn.objectives import Alpha, DevGrad, Objective
 from gfn.policies import MLPBackward, MLPPolicy
 from gfn.priorities import ByReward, Mixed, Recent
-from gfn.samplers import BackwardFromData, LocalSearch, Mixture, OnPolicy, Repeated, Replay, Stale, every_terminal
+from gfn.samplers import (
+    BackwardFromData,
+    Jittered,
+    LocalSearch,
+    Mixture,
+    OnPolicy,
+    Repeated,
+    Replay,
+    Stale,
+    Synchronised,
+    every_terminal,
+)
 from gfn.schedules import Linear
 from gfn.training import Trainer
 from tests.stored import grid, network
@@ -39,6 +50,8 @@ SAMPLERS: dict[str, Make] = {
         [on, BackwardFromData(ENV, backward, every_terminal, seed=seed)], [1, Linear(0.0, 1.0, 12)], 8
     ),
     "stale": lambda policy, backward, on, seed: Stale(ENV, on, 3),
+    "synchronised": lambda policy, backward, on, seed: Synchronised(ENV, on, 4),
+    "jittered": lambda policy, backward, on, seed: Jittered(ENV, on, 4, seed=seed),
     "repeated": lambda policy, backward, on, seed: Repeated(ENV, on, 4),
     "all at once": lambda policy, backward, on, seed: Stale(
         ENV, LocalSearch(ENV, policy, backward, Replay(ENV, on, Buffer(ENV, 30, seed=seed)), seed=seed), 2

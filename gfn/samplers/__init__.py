@@ -1,7 +1,8 @@
 """Samplers: where the trajectories of each training step come from."""
 
 from gfn.samplers.backward import BackwardFromData, every_terminal
-from gfn.samplers.compound import Mixture, Repeated, Stale
+from gfn.samplers.compound import Mixture, Repeated
+from gfn.samplers.late import Jittered, Stale, Synchronised
 from gfn.samplers.local_search import LocalSearch
 from gfn.samplers.on_policy import OnPolicy
 from gfn.samplers.replay import Replay
@@ -9,6 +10,7 @@ from gfn.samplers.sampler import Sampler
 
 __all__ = [
     "BackwardFromData",
+    "Jittered",
     "LocalSearch",
     "Mixture",
     "OnPolicy",
@@ -16,5 +18,6 @@ __all__ = [
     "Replay",
     "Sampler",
     "Stale",
+    "Synchronised",
     "every_terminal",
 ]

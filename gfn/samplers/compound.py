@@ -1,8 +1,7 @@
-"""Samplers made of samplers: mixed, delayed, repeated."""
+"""Samplers made of samplers: mixed, repeated."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
@@ -80,58 +79,6 @@ class Mixture(Generic[S]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for sampler, own in zip(self.samplers, state["samplers"], strict=True):
             sampler.load_state_dict(own)
-
-
-class Stale(Generic[S]):
-    """Batches used ``lag`` updates after they were sampled: at step t, what the policy of step t − lag sampled.
-
-    While there is nothing so old, the oldest there is, that of step 0. ``policy_version`` tells.
-
-    Args:
-        env: where the trajectories are from.
-        sampler: called at every step.
-        lag: age of the batches, in updates.
-        batch_size: trajectories per step; default, the inner sampler's.
-
-    Raises:
-        ValueError: if ``lag`` is negative; when called, if the size asked for is not that of the batch
-            whose turn it is.
-    """
-
-    def __init__(self, env: Environment[S], sampler: Sampler[S], lag: int = 10, batch_size: int | None = None):
-        if lag < 0:
-            raise ValueError(f"Stale: lag must not be negative, got {lag}; 0 uses every batch at once")
-        self.sampler, self.lag, self.one_group = sampler, lag, sampler.one_group
-        self.forward = sampler.forward
-        self.batch_size = checked_size("Stale", batch_size, sampler.batch_size, unit_of(sampler))
-        self.group_size = self.batch_size if self.one_group else sampler.group_size
-        self._like = env.reset(1, torch.Generator(env.device).manual_seed(0))
-        self._waiting: deque[tuple[int, Trajectories[S]]] = deque()
-
-    def __call__(self, step: int, size: int | None = None) -> Trajectories[S]:
-        size = self.batch_size if size is None else size
-        self._waiting.append((step, self.sampler(step, size)))
-        while len(self._waiting) > 1 and self._waiting[1][0] <= step - self.lag:
-            self._waiting.popleft()
-        batch = self._waiting[0][1]
-        if len(batch) != size:
-            raise ValueError(
-                f"Stale: asked for {size} trajectories at step {step}, and {len(batch)} were sampled at step "
-                f"{self._waiting[0][0]}; the size must stay the same while batches wait"
-            )
-        return batch
-
-    def settings(self, step: int) -> dict[str, float]:
-        return {**self.sampler.settings(step), "lag": float(min(step, self.lag))}
-
-    def state_dict(self) -> dict[str, Any]:
-        waiting = [(step, batch.tensors()) for step, batch in self._waiting]
-        return {"sampler": self.sampler.state_dict(), "waiting": waiting}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.sampler.load_state_dict(state["sampler"])
-        waiting = ((step, Trajectories.from_tensors(batch, self._like)) for step, batch in state["waiting"])
-        self._waiting = deque(waiting)
 
 
 class Repeated(Generic[S]):
