@@ -288,6 +288,8 @@ def test_models_that_do_not_fit_are_refused() -> None:
             LanguageModel(env, llama(**settings))
     with pytest.raises(ValueError, match=r"prompt 1 has no tokens, .* begin it with the tokenizer's first token"):
         LanguageModel(completing(prompts=((3,), (), (4, 5))), llama())
+    with pytest.raises(ValueError, match="a prompt has token 12, and the model knows those below 12"):
+        LanguageModel(completing(prompts=((3,), (12, 4))), llama())
     for temperature in (0.0, -1.0, float("inf"), float("nan")):
         with pytest.raises(ValueError, match=f"temperature must be positive, got {temperature}"):
             LanguageModel(env, llama(), temperature)

@@ -21,6 +21,7 @@ from envs.tokens.context import Context
 from envs.tokens.environment import EMPTY, Sequences, Tokens
 from envs.tokens.next_token import NextToken, next_token
 from envs.tokens.packed import Packed, worthwhile
+from envs.tokens.pretrained import context_length
 from gfn.policies import Policy, Prior, Stepper
 from gfn.trajectories import Trajectories
 
@@ -237,8 +238,12 @@ def _require_fit(env: Tokens, model: Any, prompt_lengths: Tensor, temperature: f
             f"LanguageModel: prompt {shortest} has no tokens, and a model has to read one before it predicts another; "
             "begin it with the tokenizer's first token"
         )
-    config = model.config
-    limit = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
+    if max(max(prompt) for prompt in env.task.prompts) >= size:
+        raise ValueError(
+            f"LanguageModel: a prompt has token {max(max(prompt) for prompt in env.task.prompts)}, and the model knows "
+            f"those below {size}; the tokenizer and the model must belong together"
+        )
+    limit = context_length(model)
     if limit is not None and longest_prompt + env.max_steps > limit:
         raise ValueError(
             f"LanguageModel: the longest prompt has {longest_prompt} tokens and with env.max_tokens={env.max_steps} "
