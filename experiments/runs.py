@@ -4,6 +4,7 @@ config.yaml       the whole config, as it was checked
 overrides.txt     what was typed on the command line
 metrics.jsonl     one line every few updates and for every evaluation
 checkpoints/      the newest ones
+samples.md        some of what the latest evaluation sampled, the best and others
 tensorboard/      the same metrics as events
 figures/*.png     drawn at the end
 README.md         how the run came to be and how it ended
