@@ -86,11 +86,12 @@ def _exit_code(error: Exception) -> int | None:
     from experiments.runs import RunError
     from gfn.check import ContractError
     from gfn.checkpoint import CheckpointError
+    from gfn.distributed import SearchError
     from gfn.distributions import NoActionError
     from gfn.environment import RewardError
     from gfn.sampling import EndlessTrajectoryError
     from gfn.training import NonFiniteError
 
-    of_the_run = (RunError, ContractError, CheckpointError, NonFiniteError, OSError)
+    of_the_run = (RunError, ContractError, CheckpointError, NonFiniteError, SearchError, OSError)
     of_the_environment = (RewardError, EndlessTrajectoryError, NoActionError)
     return 1 if isinstance(error, of_the_run + of_the_environment) else None

@@ -28,7 +28,10 @@ from gfn.policies import Prior
 from gfn.training import Report
 
 # Keys that may differ between the start of a run and its continuation without changing what was already computed.
-FREE = ("run", "resume", "name", "threads", "device", "logger", "evaluator", "trainer.save_every", "trainer.keep")
+FREE = (
+    "run", "resume", "name", "threads", "device", "logger", "evaluator", "trainer.save_every", "trainer.keep",
+    "sampler.engine",
+)  # fmt: skip
 
 
 class RunError(RuntimeError):

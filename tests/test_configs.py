@@ -67,10 +67,13 @@ NEEDED = {  # options that leave a value to the user, or go with others
     ],
     "env/source/parquet": [*PROBLEMS, QUESTIONS],
     "env/source/hub": PROBLEMS,
+    "sampler/engine/in_process": ["sampler=asynchronous"],
+    "sampler/engine/ray": ["sampler=asynchronous"],
     **{f"sampler/buffer/{name}": ["sampler=replay"] for name in ("uniform", "reward", "rank", "recent", "mixed")},
 }
 TREE_ONLY = {"backward/certain", "exploration/noise"}  # need a tree, or continuous actions
-ELSEWHERE_READ = {"env/source/parquet", "env/source/hub"}  # need more packages, or a network: test_problems
+# These need more packages, a network, or processes of Ray: test_problems, test_ray.
+ELSEWHERE_READ = {"env/source/parquet", "env/source/hub", "sampler/engine/ray"}
 FILES = sorted(p.relative_to(CONFIGS).with_suffix("").as_posix() for p in CONFIGS.rglob("*.yaml"))
 OPTIONS = [f for f in FILES if "/" in f and not f.startswith("experiment/")]
 EXPERIMENTS = [f.removeprefix("experiment/") for f in FILES if f.startswith("experiment/")]

@@ -141,6 +141,7 @@ CHANGES: dict[str, tuple[tuple[str, ...], str]] = {
     "sampler.samplers": (("sampler=mixture",), OTHERS),
     "sampler.lag": (STALE, "1"),
     "sampler.every": (("sampler=synchronised", "trainer.lr=0.1"), "1"),
+    "sampler.max_staleness": (("sampler=asynchronous", "sampler.batch_size=8"), "1"),
     "sampler.times": (("sampler=repeated",), "1"),
     "trainer.steps": ((), "4"),
     "trainer.lr": ((), "0.1"),
@@ -258,6 +259,9 @@ ELSEWHERE |= {f"env.reward.score.reward.{name}" for name in ("takes", "batched",
 ELSEWHERE |= {"backward.remember", "sampler.sampler.patience", "policy.cache", "policy.model", "exploration.force"}
 ELSEWHERE |= {"env.time_limit", "env.retries", "env.on_failure", "env.source.config", "env.source.split"}
 ELSEWHERE |= {"env.source.gold"}
+# test_asynchronous (fixed_lag, which changes nothing in one process) and test_ray.
+ELSEWHERE |= {"sampler.fixed_lag"} | {f"sampler.engine.{name}" for name in ("searchers", "address", "cpus", "gpus")}
+ELSEWHERE |= {f"sampler.engine.{name}" for name in ("time_limit", "timeout", "object_store_memory")}
 # These need a tree or continuous actions: test_check and test_distributions.
 CONTINUOUS = {"exploration.std"}
 

@@ -9,7 +9,7 @@ import pytest
 
 from gfn.distributed.ledger import Lease, Ledger
 
-EVENTS = "lease lease lease put put again lose train train save crash".split()
+EVENTS = ["lease", "lease", "lease", "put", "put", "again", "lose", "train", "train", "save", "crash"]
 
 
 def finish(ledger: Ledger, numbers: list[int]) -> None:

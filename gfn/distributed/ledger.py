@@ -73,6 +73,11 @@ class Ledger:
         """First number that must not be given out yet."""
         return self.consumed + self.bound
 
+    @property
+    def open(self) -> bool:
+        """Whether there is a group to make for whoever asks."""
+        return bool(self._orphans) or self.next < self.limit
+
     def lease(self, who: str, now: float) -> Lease | None:
         """The next group for ``who`` to make; None while others are not trained on."""
         self.expire(now)

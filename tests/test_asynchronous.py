@@ -1,0 +1,372 @@
+"""Asynchronous training in one process: which policy made what, bit for bit, and that it learns."""
+
+from __future__ import annotations
+
+import copy
+import io
+import subprocess
+import sys
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from envs.hypergrid import Classic, GridStates, Hypergrid
+from gfn.distributed import Asynchronous, Engine, Hub, InProcess, Ray, Searcher, SearchError
+from gfn.distributed.hub import Weights
+from gfn.distributed.searcher import Changing, seed_of
+from gfn.evaluation import Evaluator
+from gfn.exploration import EpsilonUniform, NoExploration
+from gfn.objectives import Alpha, DevGrad, Objective
+from gfn.policies import MLPPolicy, UniformBackward
+from gfn.samplers import OnPolicy, Stale
+from gfn.schedules import Linear
+from gfn.training import Trainer
+from gfn.trajectories import Trajectories
+from tests.composing import built
+from tests.small_language_models import write_model
+from tests.stored import Conditioned, grid, listed, moved, network
+from tests.trainers import Recorder, differences, snapshot
+
+ENV = grid()
+CONDITIONED = Conditioned(4, 2, Classic(r0=0.1))
+EXPLORATION = EpsilonUniform(Linear(0.5, 0.0, 8))
+
+
+def by_hand(env: Hypergrid, policy: MLPPolicy[GridStates], numbers: range, version: int) -> Trajectories[GridStates]:
+    """Pairs with these numbers from a policy after ``version`` updates, each with a generator of its own."""
+    pairs = [OnPolicy(env, policy, 2, 2, EXPLORATION, seed=seed_of(7, number))(version) for number in numbers]
+    return Trajectories.cat(pairs)
+
+
+@pytest.mark.parametrize("fixed_lag", [False, True])
+@pytest.mark.parametrize("staleness", [0, 1, 3])
+def test_batches_are_what_the_policy_some_updates_ago_samples(staleness: int, fixed_lag: bool) -> None:
+    """Batch t has pairs 3t to 3t + 2, made after update max(0, t − staleness): with 0, by the current policy."""
+    policy = network(CONDITIONED)
+    settings = {"max_staleness": staleness, "fixed_lag": fixed_lag, "exploration": EXPLORATION, "seed": 7}
+    sampler = Asynchronous(CONDITIONED, policy, batch_size=6, group_size=2, **settings)
+    versions = list[MLPPolicy[GridStates]]()
+    for step in range(6):
+        versions.append(copy.deepcopy(policy))
+        batch = sampler(step)
+        version = max(0, step - staleness)
+        expected = by_hand(CONDITIONED, versions[version], range(3 * step, 3 * step + 3), version)
+        assert listed(batch) == listed(expected)
+        assert batch.group.tolist() == [0, 0, 1, 1, 2, 2]
+        assert batch.policy_version.tolist() == [version] * 6
+        moved(policy)
+        told = sampler.settings(step)
+        assert (told["lag_mean"], told["lag_max"], told["queue"]) == (step - version, step - version, 3 * staleness)
+        assert told["epsilon"] == max(0.0, 0.5 - step / 16)
+
+
+def test_without_a_group_size_the_batch_is_one_group() -> None:
+    policy = network(CONDITIONED)
+    sampler = Asynchronous(CONDITIONED, policy, batch_size=6, max_staleness=0, seed=7)
+    for step in range(2):
+        batch = sampler(step)
+        assert listed(batch) == listed(OnPolicy(CONDITIONED, policy, 6, seed=seed_of(7, step))(step))
+        assert batch.group.tolist() == [0] * 6
+    assert (sampler.group_size, sampler.one_group, sampler.forward) == (6, True, True)
+
+
+def test_groups_of_different_numbers_and_seeds_differ() -> None:
+    drawn = {
+        str(listed(Searcher(ENV, network(ENV), NoExploration(), 8, seed)(number, 0)))
+        for seed in range(3)
+        for number in range(3)
+    }
+    assert len(drawn) == 9
+
+
+def trainer(steps: int, seed: int, group_size: int | None, staleness: int, **settings: Any) -> Trainer[GridStates]:
+    policy = network(ENV, seed)
+    sampler = Asynchronous(
+        ENV, policy, settings.pop("engine", None), 8, group_size, staleness, settings.pop("fixed_lag", False),
+        EpsilonUniform(Linear(0.5, 0.0, 12)), seed=settings.pop("run_seed", seed),
+    )  # fmt: skip
+    objective = Objective(policy, UniformBackward(ENV), Alpha(0.5), DevGrad())
+    return Trainer(objective, sampler, steps=steps, lr=0.05, **settings)
+
+
+@pytest.mark.parametrize(
+    ("group_size", "staleness", "stop", "fixed_lag"),
+    [(2, 2, 1, False), (2, 2, 5, True), (2, 0, 5, False), (None, 3, 1, True), (None, 3, 5, False)],
+)
+def test_two_runs_are_equal_and_so_is_one_that_was_interrupted(
+    group_size: int | None, staleness: int, stop: int, fixed_lag: bool
+) -> None:
+    settings = {"group_size": group_size, "staleness": staleness, "fixed_lag": fixed_lag, "run_seed": 5}
+    whole, again = trainer(8, 0, **settings), trainer(8, 0, **settings)
+    whole.run()
+    again.run()
+    assert not differences(snapshot(again), snapshot(whole))
+    first = trainer(stop, 0, **settings)
+    first.run()
+    file = io.BytesIO()
+    torch.save(first.state_dict(), file)
+    file.seek(0)
+    second = trainer(8, 1, **settings)
+    second.load_state_dict(torch.load(file, weights_only=True))
+    second.run()
+    assert not differences(snapshot(second), snapshot(whole))
+    other = trainer(8, 0, **{**settings, "run_seed": 6})
+    other.run()
+    assert differences(snapshot(other), snapshot(whole))
+
+
+def test_a_checkpoint_holds_the_groups_that_wait_and_changes_nothing(tmp_path: Path) -> None:
+    saving = trainer(6, 0, 2, 2, checkpoints=tmp_path, save_every=1)
+    silent = trainer(6, 0, 2, 2)
+    saving.run()
+    silent.run()
+    assert not differences(snapshot(saving), snapshot(silent))
+    state = silent.sampler.state_dict()
+    assert state["ledger"] == {"next": 32, "consumed": 24, "done": [*range(24, 32)], "expired": 0, "duplicates": 0}
+    assert list(state["groups"]) == [*range(24, 32)]
+
+
+def test_it_is_stale_sampling_by_another_name() -> None:
+    """With one group a batch, versions are those of Stale, which delays on-policy batches."""
+    policy = network(ENV)
+    delayed = Stale(ENV, OnPolicy(ENV, policy, 4), lag=3)
+    sampler = Asynchronous(ENV, policy, batch_size=4, max_staleness=3)
+    for step in range(8):
+        assert torch.equal(sampler(step).policy_version, delayed(step).policy_version)
+        moved(policy)
+
+
+def test_closing_it_between_batches_loses_nothing() -> None:
+    whole, broken = trainer(9, 0, 2, 2), trainer(4, 0, 2, 2)
+    whole.run()
+    broken.run()
+    broken.sampler.close()
+    broken.sampler.close()
+    broken.steps = 9
+    broken.run()
+    assert not differences(snapshot(broken), snapshot(whole))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"batch_size": 6, "group_size": 4}, "batch_size must be a positive multiple of group_size=4, got 6"),
+        ({"batch_size": 0}, "got 0"),
+        ({"group_size": 0}, "group_size must be positive, got 0"),
+        ({"max_staleness": -1}, "max_staleness must not be negative, got -1"),
+    ],
+)
+def test_settings_out_of_range(settings: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Asynchronous(ENV, network(ENV), **settings)
+
+
+def test_batches_are_of_one_size() -> None:
+    sampler = Asynchronous(ENV, network(ENV), batch_size=8, group_size=4)
+    assert len(sampler(0, 8)) == 8
+    with pytest.raises(ValueError, match=r"asked for 4 trajectories at step 1, .* batches of 8"):
+        sampler(1, 4)
+    assert Asynchronous(ENV, network(ENV), group_size=4).batch_size == 4
+    assert Asynchronous(ENV, network(ENV)).batch_size == 16
+
+
+class Moody(Hypergrid):
+    """A grid whose reward fails while it is told to."""
+
+    broken = False
+
+    def log_reward(self, states: GridStates) -> Tensor:
+        if self.broken:
+            raise RuntimeError("no reward today")
+        return super().log_reward(states)
+
+
+def test_a_group_that_failed_is_made_again() -> None:
+    env = Moody(4, 2, Classic(r0=0.1))
+    policy = network(env)
+    sampler, untroubled = (Asynchronous(env, policy, batch_size=4, group_size=2, max_staleness=1) for _ in range(2))
+    expected = [listed(untroubled(step)) for step in range(2)]
+    assert listed(sampler(0)) == expected[0]
+    env.broken = True
+    with pytest.raises(RuntimeError, match="no reward today"):
+        sampler(1)
+    env.broken = False
+    assert listed(sampler(1)) == expected[1]
+    assert sampler.settings(1)["leases_expired"] == 1
+
+
+ENVIRONMENTS = {
+    "grid": ["env.side=4", "policy.width=8"],
+    "bits": ["env=bits", "env.bits=8", "policy.width=8"],
+    "exponents": ["env=conditional", "env.env.side=4", "policy.width=8", "sampler.group_size=4"],
+    "prompts": ["env=tokens_toy", "policy.width=8", "sampler.group_size=4"],
+    "molecules": ["env=synthesis", "env.size=60", "env.max_reactions=1", "evaluator.n_samples=8"],
+    "language": ["env=tokens", "policy.pretraining_steps=2", "sampler.group_size=4", "evaluator.n_samples=32"],
+    "detailed balance": ["env.side=4", "policy.width=8", "balance=detailed", "flow=mlp"],
+    "policy gradient": ["env.side=4", "policy.width=8", "objective=grpo"],
+}
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.slow) if kind == "molecules" else kind for kind in ENVIRONMENTS]
+)
+def test_every_environment_and_objective_trains(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    chosen = [*ENVIRONMENTS[kind], "sampler=asynchronous", "sampler.batch_size=8", "sampler.max_staleness=1"]
+    run = built(tmp_path / "run", *chosen, "trainer.steps=3", "logger=quiet", "evaluator.every=3")
+    recorder = Recorder()
+    run.trainer.callbacks = [recorder]
+    run.trainer.run()
+    assert [report.metrics["lag_max"] for report in recorder.reports] == [0, 1, 1]
+    assert [report.trajectories for report in recorder.reports] == [8, 16, 24]
+
+
+@pytest.mark.parametrize("staleness", [0, 6])
+def test_it_learns_the_target_with_and_without_lag(staleness: int) -> None:
+    """Seeds 0 to 5 end at total variations of 0.01 to 0.05, and with lag 0.01 to 0.13, from 0.36 to 0.52."""
+    ends = list[float]()
+    for seed in range(2):
+        policy = network(ENV, seed)
+        objective = Objective(policy, UniformBackward(ENV), Alpha(1.0), DevGrad())
+        sampler = Asynchronous(ENV, policy, batch_size=16, max_staleness=staleness, seed=seed)
+        evaluator = Evaluator(ENV, objective, every=150, n_samples=16)
+        assert evaluator(0)["tv"] > 0.3
+        report = Trainer(objective, sampler, steps=150, lr=0.03, evaluator=evaluator).run()
+        assert report is not None
+        assert report.evaluation is not None
+        ends.append(report.evaluation["tv"])
+    assert mean(ends) < 0.05
+
+
+class Half(nn.Module):
+    """A module with weights that are trained, others that are not, and buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trained = nn.Parameter(torch.randn(3, 2).bfloat16())
+        self.single = nn.Parameter(torch.randn(()))
+        self.frozen = nn.Parameter(torch.randn(4), requires_grad=False)
+        self.register_buffer("table", torch.arange(5))
+        self.register_buffer("count", torch.tensor(0))
+        self.register_buffer("mask", torch.tensor([True, False]))
+
+
+def alike(one: nn.Module, other: nn.Module) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(one.state_dict().values(), other.state_dict().values(), strict=True))
+
+
+def test_only_what_changes_is_sent() -> None:
+    one = Half()
+    other: Any = Searcher(ENV, copy.deepcopy(one), NoExploration(), 2, 0)  # type: ignore[arg-type]
+    changing = Changing(one)
+    assert list(changing.arrays()) == ["trained", "single"]
+    with torch.no_grad():
+        one.trained.mul_(3)
+        one.single.add_(1)
+        one.count += 1
+        one.mask = torch.tensor([False, True])
+    sent = changing.arrays()
+    assert {name: array.nbytes for name, array in sent.items()} == {"trained": 12, "single": 4, "count": 8, "mask": 2}
+    for array in sent.values():
+        array.flags.writeable = False
+    assert not alike(other.policy, one)
+    other.load(sent)
+    assert alike(other.policy, one)
+    with torch.no_grad():
+        one.single.zero_()
+    assert other.policy.single != 0, "it has weights of its own"
+
+
+def test_of_a_language_model_the_adapters_are_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GFN_TRUST", "tests")
+    problems = ["env=problems", f"env.model={write_model(tmp_path / 'model')}", "policy.lora_rank=2"]
+    verifier = ["env.verifier=tests.small_language_models.vowels", "env.stops=[a,e]", "logger=quiet"]
+    policy = built(tmp_path, *problems, *verifier, "sampler=asynchronous", "sampler.batch_size=4").parts["policy"]
+    sent = Changing(policy).arrays()
+    trained = {name for name, p in policy.named_parameters() if p.requires_grad}
+    assert sent.keys() == trained
+    assert all("lora" in name for name in sent)
+    assert len(trained) < len(list(policy.parameters()))
+
+
+@pytest.mark.parametrize("fixed_lag", [False, True])
+def test_what_is_made_again_has_the_newest_weights_unless_the_lag_is_fixed(fixed_lag: bool) -> None:
+    hub = Hub(2, fixed_lag=fixed_lag)
+    assert hub.lease("a", 0.0) is None, "there are no weights yet"
+    hub.advance([], Weights(0))
+    jobs = [hub.lease(who, 0.0) for who in "ab"]
+    assert [(job.number, job.weights.version) for job in jobs if job is not None] == [(0, 0), (1, 0)]
+    assert hub.put("a", 0, {"from": "a"}, 0.0)
+    assert not hub.put("b", 0, {"from": "b"}, 0.0)
+    assert hub.take(1) == {0: {"from": "a"}}
+    hub.lose("b", "it left")
+    hub.advance([0], Weights(5))
+    jobs = [hub.lease("c", 0.0) for _ in range(3)]
+    assert [(job.number, job.weights.version) for job in jobs if job] == [(1, 0 if fixed_lag else 5), (2, 5)]
+    assert hub.state_dict() == {
+        "ledger": {"next": 3, "consumed": 1, "done": [], "expired": 1, "duplicates": 1},
+        "groups": {},
+    }
+
+
+def test_a_group_that_kills_its_searchers_ends_the_run() -> None:
+    hub = Hub(2)
+    hub.advance([], Weights(0))
+    for attempt in range(3):
+        assert hub.lease(f"number {attempt}", 0.0) is not None
+        hub.lose(f"number {attempt}", f"number {attempt} broke down")
+    assert hub.error is None
+    assert hub.lease("last", 0.0) is None
+    message = "group 0 was given to searchers 3 times and did not come, the last time because number 2 broke down"
+    with pytest.raises(SearchError, match=message):
+        hub.ready(1)
+    hub.fail(ValueError("later"))
+    with pytest.raises(SearchError, match=message):
+        hub.ready(1)
+
+
+def test_messages_of_the_hub() -> None:
+    hub = Hub(2)
+    hub.advance([], Weights(0))
+    hub.lease("a", 3.0)
+    assert hub.status(5.0) == (
+        "1 groups given out, 0 trained on, 0 waiting; being made: 0 with a; to be made again: []; 0 leases expired, "
+        "0 duplicates; heard of: a 2 s ago; last loss: none was lost"
+    )
+    with pytest.raises(SearchError, match="the next 2 groups are not all there: 1 groups given out"):
+        hub.take(2)
+    assert not hub.wait_for_group(0.01)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"searchers": 0}, "searchers=0"),
+        ({"cpus": 0}, "cpus=0"),
+        ({"gpus": -1.0}, r"gpus=-1\.0"),
+        ({"time_limit": 0.0}, r"time_limit=0\.0"),
+        ({"timeout": 0.0}, r"timeout=0\.0"),
+        ({"object_store_memory": 1000}, "object_store_memory must be at least 78643200 bytes, got 1000"),
+    ],
+)
+def test_settings_of_ray_out_of_range(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Ray(**settings)
+
+
+def test_ray_is_an_extra_that_nobody_else_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = "import sys, gfn.distributed as d; d.Ray(); d.InProcess(); assert 'ray' not in sys.modules"
+    assert subprocess.run([sys.executable, "-c", read], check=False).returncode == 0
+    monkeypatch.setattr("gfn.distributed.ray_engine.find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r"pip install 'fgfn\[ray\]'"):
+        Ray()
+
+
+def test_engines_have_one_interface() -> None:
+    engines: list[Engine] = [InProcess(), Ray()]
+    for engine in engines:
+        engine.close()
