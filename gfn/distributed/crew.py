@@ -176,8 +176,9 @@ class Crew:
         self._members[place] = self._hired(place)
 
     def _dismiss(self, member: _Member) -> None:
-        with suppress(Exception):  # it is gone, or Ray is
-            self.ray.kill(member.actor)
+        if self.ray.is_initialized():  # it would be started for this alone
+            with suppress(Exception):  # it is gone
+                self.ray.kill(member.actor)
 
 
 def _doing(member: _Member) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import time
 import uuid
 import weakref
@@ -68,10 +69,11 @@ class Ray:
         device = searcher.env.device.type
         if device != "cpu" and self.gpus == 0:
             raise SearchError(f"the environment lies on {device}, and searchers have no GPU: set sampler.engine.gpus")
+        content = _pickled(searcher)
         run = f"fgfn-{uuid.uuid4().hex[:8]}"
         ray = ray_session.join(run, self.address, self.object_store_memory)
         try:
-            whole = ray.put(_pickled(ray, searcher))
+            whole = ray.put(content)
         except BaseException:
             ray_session.leave(run)
             raise
@@ -80,7 +82,10 @@ class Ray:
             Servant
         )
         crew = Crew(ray, hub, actor, [whole], run, self.searchers, self.cpus)
-        self._running = _Running(crew, Changing(searcher.policy), device, weakref.finalize(self, _end, crew))
+        finish = weakref.finalize(self, _end, crew)
+        finish.atexit = False
+        atexit.register(finish)  # what is registered last is called first: before Ray's own end
+        self._running = _Running(crew, Changing(searcher.policy), device, finish)
         crew.start()
 
     def publish(self, version: int) -> Weights:
@@ -101,6 +106,7 @@ class Ray:
     def close(self) -> None:
         if self._running is not None:
             self._running.finish()
+            atexit.unregister(self._running.finish)
             self._running = None
 
     @property
@@ -150,9 +156,9 @@ class _Running:
         self._last, self._busy = now, busy
 
 
-def _pickled(ray: Any, searcher: Searcher[Any]) -> bytes:
+def _pickled(searcher: Searcher[Any]) -> bytes:
     try:
-        return ray.cloudpickle.dumps(searcher)
+        return ray_session.module().cloudpickle.dumps(searcher)
     except Exception as error:  # of many kinds, whatever a class answers to pickle
         raise SearchError(
             f"environment, policy and exploration cannot be sent to searchers, since they cannot be pickled: {error}; "
