@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from envs.tokens import pretrained
 from envs.tokens.environment import Tokens
@@ -42,7 +43,8 @@ def problems(
     Raises:
         ValueError, FileNotFoundError, ImportError: if the parts cannot be had or do not fit one another.
     """
-    tokenizer, config = pretrained.tokenizer(model), pretrained.configuration(model)
+    tokenizer: Any = pretrained.tokenizer(model)
+    config = pretrained.configuration(model)
     context = pretrained.context_length(config)
     task = Problems(
         problems=source,
