@@ -189,6 +189,8 @@ def _draw_frontier(axis: Any, outcomes: Sequence[Outcome], name: str, label: str
             axis.scatter(x, y, s=16, marker=marker, color=look["color"], alpha=0.8, edgecolors="none")
 
     _each_method(outcomes, points)
+    every = [o.last[name] for o in outcomes]
+    axis.set_xlim(0, 1.5 * float(np.quantile(every, 0.9)))  # runs that collapsed may lie far outside
     marks = ", ".join(f"{m} lag {lag}" for lag, m in zip(values(outcomes, "lag"), "●▲■▼", strict=False))
     axis.set(title=marks, xlabel=label, ylabel="mean reward", ylim=(0, 1.03))
 
