@@ -22,7 +22,7 @@ def write_model(folder: Path, seed: int = 0) -> Path:
     tokenizer.chat_template = "{% for m in messages %}q{{ m['content'] }}a{% endfor %}"
     config = LlamaConfig(
         vocab_size=len(CHARACTERS), hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, max_position_embeddings=128, bos_token_id=None, eos_token_id=0, pad_token_id=None,
+        num_key_value_heads=1, max_position_embeddings=256, bos_token_id=None, eos_token_id=0, pad_token_id=None,
     )  # fmt: skip
     with torch.random.fork_rng():
         torch.manual_seed(seed)

@@ -18,9 +18,17 @@ from tests.small_language_models import write_model, write_questions
 from tests.test_seh import random_arrays, write
 
 MOLECULES = ["env=synthesis", "env.size=60", "env.max_reactions=2", "evaluator.n_samples=16"]
-EXPRESSIONS = ["env=tokens", "policy.pretraining_steps=2", "sampler.sampler.sampler.group_size=4"]
+CACHE = "policy.cache=${oc.env:FGFN_TEST_CACHE}"
+EXPRESSIONS = ["env=tokens", "policy.pretraining_steps=2", CACHE, "sampler.sampler.sampler.group_size=4"]
 MODEL = "env.model=${oc.env:FGFN_TEST_MODEL}"
-PROBLEMS = ["env=problems", MODEL, "policy.lora_rank=2", "sampler.sampler.sampler.group_size=4"]
+PROBLEMS = [
+    "env=problems",
+    MODEL,
+    "policy.lora_rank=2",
+    "evaluator.n_samples=8",
+    "evaluator.conditions=2",
+    "sampler.sampler.sampler.group_size=4",
+]
 QUESTIONS = "env.source.path=${oc.env:FGFN_TEST_QUESTIONS}"
 NEEDED = {  # options that leave a value to the user, or go with others
     "balance/detailed": ["flow=mlp"],
@@ -101,7 +109,7 @@ def language_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FGFN_TEST_MODEL", str(write_model(folder / "model")))
         patch.setenv("FGFN_TEST_QUESTIONS", str(write_questions(folder / "questions.jsonl")))
-        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        patch.setenv("FGFN_TEST_CACHE", str(folder / "cache"))
         yield
 
 
@@ -143,10 +151,12 @@ def test_main_config_fits_the_code(config: str) -> None:
 def test_experiment_trains_two_steps_and_resumes(experiment: str, tmp_path: Path, weights: Path) -> None:
     common = [f"experiment={experiment}", "logger=quiet", "logger.metrics.every=1", "evaluator.n_samples=16"]
     small = {
-        "tokens/expressions": ["policy.pretraining_steps=2", "evaluator.n_samples=32"],
+        "tokens/expressions": ["policy.pretraining_steps=2", CACHE, "evaluator.n_samples=32"],
         "tokens/additions": [MODEL, "evaluator.conditions=8"],
     }
     common += small.get(experiment, [])
+    if experiment.startswith("bits/"):
+        common += ["evaluator.test_states=4", "evaluator.backward_samples=1"]
     if "seh" in composed(*common).env.get("reward", {}).get("_target_", "").lower():
         common += [f"env.reward.weights={weights}", "env.reward.sha256=null"]
     whole, halves = tmp_path / "whole", tmp_path / "halves"

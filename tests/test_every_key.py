@@ -38,10 +38,19 @@ OWN = (*SYNTHESIS, "env/reward=molecules", "++env.reward.score.reward.function=t
 PICKY = (*OWN[:-1], "++env.reward.score.reward.function=tests.toy.picky", "env.reward.score.floor=1.0")
 TWO_PROPERTIES = ",".join(f"{{_target_:envs.synthesis.rewards.Property,name:{name}}}" for name in ("qed", "weight"))
 TOKENS = ("env=tokens_toy", "env.max_tokens=3")
+CACHE = "policy.cache=${oc.env:FGFN_TEST_CACHE}"
 COMPLETIONS = ("sampler.sampler.sampler.group_size=4", "trainer.steps=3", "trainer.lr=0.1")
-EXPRESSIONS = ("env=tokens", "policy=expressions", "policy.pretraining_steps=2", *COMPLETIONS, "evaluator.n_samples=32")
+EXPRESSIONS = (
+    "env=tokens",
+    "policy=expressions",
+    "policy.pretraining_steps=2",
+    CACHE,
+    *COMPLETIONS,
+    "evaluator.n_samples=32",
+)
 PROBLEMS = (
-    "env=problems", "policy=language_model", "policy.lora_rank=2", *COMPLETIONS, "evaluator.n_samples=16",
+    "env=problems", "policy=language_model", "policy.lora_rank=2", *COMPLETIONS,
+    "evaluator.n_samples=8", "evaluator.conditions=2",
     "env.model=${oc.env:FGFN_TEST_MODEL}", "env.verifier=tests.small_language_models.vowels", "env.stops=[a,e]",
 )  # fmt: skip
 QUESTIONS = "env.source.path=${oc.env:FGFN_TEST_QUESTIONS}"
@@ -174,7 +183,7 @@ CHANGES: dict[str, tuple[tuple[str, ...], str]] = {
     "env.envs": (PREFERENCES, ENVS),
     "env.weights": (PREFERENCES, "[[0.2,0.8],[0.3,0.7]]"),
     "env.combine": (PREFERENCES, "sum"),
-    "env.blocks": (SYNTHESIS, "chemicals"),
+    "env.blocks": (SYNTHESIS, "synspace"),
     "env.size": (SYNTHESIS, "70"),
     "env.library_seed": (SYNTHESIS, "1"),
     "env.max_atoms": (SYNTHESIS, "10"),
@@ -297,7 +306,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name, path in names.items():
             patch.setenv(name, str(path))
-        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        patch.setenv("FGFN_TEST_CACHE", str(folder / "cache"))
         yield
 
 

@@ -322,7 +322,7 @@ def test_stop_tokens() -> None:
     ("stops", "message"),
     [
         ([], "expected at least one token"),
-        ([5], "5 is outside the vocabulary of 5 tokens; give an id from 0 to 4"),
+        ([5], "5 is outside the vocabulary of 5 tokens; give one from 0 to 4"),
         ([-1], "-1 is outside the vocabulary"),
         (["a b"], r"'a b' is 2 tokens, and only token ids can stop .* no probability of its own"),
         ([""], "'' is 0 tokens"),

@@ -52,7 +52,7 @@ def test_parts_fit_one_another(model: str) -> None:
         (["env.model=/no/such/folder"], r"/no/such/folder: expected a folder, and there is none; check env\.model"),
         (["env.stops=[ab]"], r"stops: 'ab' is 2 tokens, and only token ids can stop a completion"),
         (["env.stops=[1000]"], r"stops: 1000 is outside the vocabulary of \d+ tokens"),
-        (["env.max_tokens=120"], r"tokens.*leaves? .*|context"),
+        (["env.max_tokens=250"], r"over the limit of 6; .*context"),
         (["env.template=none"], r"template has no \{prompt\}"),
         (["sampler.sampler.sampler.group_size=1"], r"needs at least 2 trajectories in each, got 1"),
         (["exploration=nucleus"], r"insist with exploration\.force=true"),
