@@ -95,6 +95,7 @@ def test_everything_is_measured_at_one_size_and_the_rest_elsewhere() -> None:
     assert {(c.size, c.workers) for c in cases({**DEFAULTS, "sizes": "300,200"})} >= {(300, 2), (200, 0)}
 
 
+@pytest.mark.slow
 def test_command_writes_tables_figure_and_measurements(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -184,6 +184,7 @@ def learned(way: str, seed: int, steps: int = 500) -> tuple[float, float, float]
     return untrained, evaluator(1)["tv"], evaluator(1)["log_z_error"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_learns_the_exact_distribution(way: str) -> None:
     """64 sequences of two modes, 8 000 trajectories each."""

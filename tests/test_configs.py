@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -147,7 +148,13 @@ def test_main_config_fits_the_code(config: str) -> None:
         assert required(bringing).keys() == {"env", "policy", "backward", "n", "seed", "threads"}
 
 
-@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def _marked(experiment: str) -> Any:
+    """The experiment; those with molecules are slow tests, but for the smallest."""
+    slow = experiment.startswith("synthesis/") and experiment != "synthesis/tiny"
+    return pytest.param(experiment, marks=pytest.mark.slow) if slow else experiment
+
+
+@pytest.mark.parametrize("experiment", map(_marked, EXPERIMENTS))
 def test_experiment_trains_two_steps_and_resumes(experiment: str, tmp_path: Path, weights: Path) -> None:
     common = [f"experiment={experiment}", "logger=quiet", "logger.metrics.every=1", "evaluator.n_samples=16"]
     small = {

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
@@ -310,7 +311,12 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("key", CHANGES)
+def _marked(key: str) -> Any:
+    """The key; runs of molecules, some seconds each, are slow tests."""
+    return pytest.param(key, marks=pytest.mark.slow) if CHANGES[key][0][:1] == SYNTHESIS[:1] else key
+
+
+@pytest.mark.parametrize("key", map(_marked, CHANGES))
 def test_key_changes_something(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GFN_TRUST", "tests")
     needed, value = CHANGES[key]

@@ -171,6 +171,7 @@ def test_all_that_is_installed(package: Package) -> None:
     assert "chemicals" not in sys.modules
 
 
+@pytest.mark.slow
 def test_purchasable_blocks_of_synspace(tmp_path: Path) -> None:
     (source,) = libraries._sources("synspace", tmp_path)  # pyright: ignore[reportPrivateUsage]
     records = list(source.read())

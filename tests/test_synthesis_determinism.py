@@ -57,6 +57,7 @@ def small(**settings: Any) -> Synthesis:
     return synthesis(TINY[:12], listed=False, exponent=[1.0, 2.0], **settings)
 
 
+@pytest.mark.slow
 def test_the_hash_seed_changes_nothing() -> None:
     code = "import tests.test_synthesis_determinism as t; print('\\n'.join(t.walked(t.small())))"
     other = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
