@@ -128,7 +128,7 @@ def _conditions(n: int, initial: Tensor, source: Tensor, target: Tensor) -> Tens
         return label
     label += len(initial)
     label[initial] = torch.arange(len(initial), device=label.device)
-    before = torch.empty_like(label)
+    before = torch.full_like(label, -1)
     while not torch.equal(before, label):  # each state takes the lowest label of its neighbours, both ways
         before = label.clone()
         label.scatter_reduce_(0, target, label[source], "amin")

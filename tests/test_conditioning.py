@@ -221,6 +221,12 @@ def test_exact_log_z_is_that_of_each_trajectory() -> None:
     torch.testing.assert_close(objective.partition(scrambled, Alpha(1.0)), truth[start.condition.flip(0)])
 
 
+def test_conditions_do_not_depend_on_what_memory_held_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that is not set may happen to hold the very numbers that are sought."""
+    monkeypatch.setattr(torch, "empty_like", torch.clone)
+    assert torch.bincount(exact.state_graph(tempered()).condition).tolist() == [32] * 3
+
+
 def test_evaluation_is_the_mean_over_conditions_and_the_worst() -> None:
     env = tempered()
     policy = random_table(env, env.forward_mask)
