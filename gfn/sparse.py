@@ -15,6 +15,7 @@ from torch import Tensor
 
 from gfn import metrics
 from gfn.environment import DiscreteEnvironment, Environment, as_discrete
+from gfn.objectives.groups import places
 from gfn.policies import Policy, UniformBackward
 from gfn.sampling import rollout
 from gfn.states import States
@@ -58,27 +59,20 @@ class SparseTarget(Generic[S]):
         t: Trajectories[S] = rollout(env, UniformBackward(env), sparse.exceptions(), backward=True)
         t = t.grouped_by_initial()
         self.t = t[t.group.argsort(stable=True)]
-        _, count = self.t.group.unique(return_counts=True)
+        self._place, count = places(self.t.group)
         self.initial = self.t[count.cumsum(0) - count].initial
         prior_table = self._table(prior)
         reward = torch.full_like(prior_table, sparse.log_reward_elsewhere())
-        reward[self.t.group, self._place] = self.t.log_reward.double()
+        reward[self._place] = self.t.log_reward.double()
         self.log_z = (prior_table + reward).logsumexp(1)
         self.log_target = prior_table + reward - self.log_z.unsqueeze(1)
-
-    @property
-    def _place(self) -> Tensor:
-        """Number of each exception among those of its initial state, long ``[X]``."""
-        _, count = self.t.group.unique(return_counts=True)
-        return torch.arange(len(self.t), device=count.device) - (count.cumsum(0) - count)[self.t.group]
 
     @torch.no_grad()
     def _table(self, policy: Policy[S]) -> Tensor:
         """log-probability of the exceptions, −∞ where there are fewer, and last of all the rest, ``[G, 1 + most]``."""
         log_p = self.t.pad(policy.log_prob(self.t).double()).sum(1)
-        place = self._place
-        table = log_p.new_full((len(self.initial), int(place.max()) + 2), -torch.inf)
-        table[self.t.group, place] = log_p
+        table = log_p.new_full((len(self.initial), int(self._place[1].max()) + 2), -torch.inf)
+        table[self._place] = log_p
         table[:, -1] = torch.log1p(-table.exp().sum(1).clamp(max=1 - 1e-12))
         return table
 

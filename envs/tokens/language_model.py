@@ -238,10 +238,11 @@ def _require_fit(env: Tokens, model: Any, prompt_lengths: Tensor, temperature: f
             f"LanguageModel: prompt {shortest} has no tokens, and a model has to read one before it predicts another; "
             "begin it with the tokenizer's first token"
         )
-    if max(max(prompt) for prompt in env.task.prompts) >= size:
+    largest = max(max(prompt) for prompt in env.task.prompts)
+    if largest >= size:
         raise ValueError(
-            f"LanguageModel: a prompt has token {max(max(prompt) for prompt in env.task.prompts)}, and the model knows "
-            f"those below {size}; the tokenizer and the model must belong together"
+            f"LanguageModel: a prompt has token {largest}, and the model knows those below {size}; the tokenizer and "
+            "the model must belong together"
         )
     limit = context_length(model)
     if limit is not None and longest_prompt + env.max_steps > limit:

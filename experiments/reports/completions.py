@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from experiments.reports.curves import COLOURS, STYLES
+from experiments.reports.curves import COLOURS, STYLES, cell
 from experiments.runs import RunError
 from gfn.callbacks import read_lines
 
@@ -112,15 +112,10 @@ def table(outcomes: Sequence[Outcome]) -> str:
             for rate in values(outcomes, "rate"):
                 group = chosen(outcomes, lag=lag, method=method, rate=rate)
                 if group:
-                    cells = [_cell([o.last[name] for o in group]) for name in COLUMNS]
+                    cells = [cell([o.last[name] for o in group]) for name in COLUMNS]
                     first = [method, str(lag), f"{rate:g}", str(len(group)), str(sum(o.holds for o in group))]
                     rows.append("| " + " | ".join([*first, *cells]) + " |")
     return "\n".join(rows) + "\n"
-
-
-def _cell(found: Sequence[float]) -> str:
-    middle = f"{statistics.median(found):.3g}"
-    return middle if len(found) == 1 else f"{middle} ({min(found):.3g}–{max(found):.3g})"
 
 
 def draw(outcomes: Sequence[Outcome], path: Path) -> None:

@@ -132,7 +132,7 @@ def table(groups: Sequence[Group], wanted: Mapping[str, str] = PANELS, last: int
     ]
     for group in groups:
         most = max(line["trajectories"] for lines in group.lines for line in lines)
-        cells = [_cell([_late(lines, name, last) for lines in group.lines]) for name in names]
+        cells = [cell([_late(lines, name, last) for lines in group.lines]) for name in names]
         rows.append(f"| {group.label} | {len(group.lines)} | {most} | " + " | ".join(cells) + " |")
     return "\n".join(rows) + "\n"
 
@@ -142,7 +142,8 @@ def _late(lines: Sequence[Mapping[str, Any]], name: str, last: int) -> float:
     return statistics.median(values[-last:]) if values else float("nan")
 
 
-def _cell(values: Sequence[float]) -> str:
+def cell(values: Sequence[float]) -> str:
+    """The median of some values, and their range if there are several."""
     middle = f"{statistics.median(values):.3g}"
     return middle if len(values) == 1 else f"{middle} ({min(values):.3g}–{max(values):.3g})"
 
