@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,6 +31,10 @@ class Listing:
     def __init__(self, network: ReactionNetwork, max_reactions: int, min_reactions: int, conditions: int):
         self.network, self.conditions = network, conditions
         self.max_reactions, self.min_reactions = max_reactions, min_reactions
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the states, which are found again: molecules do not travel between processes."""
+        return {name: value for name, value in vars(self).items() if name != "_place"}
 
     def enumerate(self) -> Syntheses:
         """Every state once, by the number of reactions, finished ones last; each condition after the other.

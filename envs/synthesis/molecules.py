@@ -151,6 +151,10 @@ class Syntheses:
         """SMILES of the molecules."""
         return [m.smiles for m in self.molecule]
 
+    def __reduce__(self) -> Any:
+        rest = self.depth, self.stopped, self.condition
+        return _unpickled, (type(self), self.molecules, self.smiles, *rest)  # a molecule exists once there, too
+
     def tensors(self) -> dict[str, Tensor]:
         """The states as tensors, SMILES as bytes ``[N, 512]`` that zeros fill up."""
         texts = np.array([m.smiles.encode() for m in self.molecule], dtype=f"S{LONGEST}")
@@ -167,3 +171,7 @@ class Syntheses:
         texts = tensors["smiles"].cpu().contiguous().numpy().view(f"S{LONGEST}").reshape(-1)
         rest = {name: tensors[name] for name in ("depth", "stopped", "condition")}
         return replace(self, molecule=tuple(self.molecules(text.decode()) for text in texts.tolist()), **rest)
+
+
+def _unpickled(kind: type[Syntheses], molecules: Molecules, smiles: Sequence[str], *rest: Tensor) -> Syntheses:
+    return kind(molecules, tuple(map(molecules, smiles)), *rest)

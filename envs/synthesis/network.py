@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import rdkit
@@ -96,6 +97,18 @@ class ReactionNetwork:
         start = tuple(self.startable.nonzero()[0].tolist())
         self.workers.close()
         self.workers = Workers(replace(subject, startable=start), workers)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but molecules, which each process has its own of; what is known of the blocks goes along."""
+        fits = np.stack([block.fits for block in self.blocks if block.fits is not None])
+        return {k: v for k, v in vars(self).items() if k not in ("blocks", "block_index")} | {"fits of blocks": fits}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        fits = state.pop("fits of blocks")
+        vars(self).update(state)
+        self.blocks = [self.molecules(block.smiles) for block in self.library.blocks]
+        for block, row in zip(self.blocks, fits, strict=True):
+            block.fits = row
 
     @cached_property
     def block_index(self) -> dict[Molecule, int]:

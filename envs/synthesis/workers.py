@@ -148,3 +148,6 @@ class Workers:
 
     def __deepcopy__(self, memo: Any) -> Workers:
         return self
+
+    def __reduce__(self) -> tuple[type[Workers], tuple[Subject, int]]:
+        return Workers, (self.subject, self.count)  # RDKit's objects and processes do not travel
