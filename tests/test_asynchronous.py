@@ -60,6 +60,17 @@ def test_batches_are_what_the_policy_some_updates_ago_samples(staleness: int, fi
         assert told["epsilon"] == max(0.0, 0.5 - step / 16)
 
 
+def test_several_groups_may_be_made_at_once() -> None:
+    policy = network(CONDITIONED)
+    sampler = Asynchronous(CONDITIONED, policy, None, 8, 2, max_staleness=1, seed=7, lease_size=4)
+    for step in range(2):
+        batch = sampler(step)
+        pairs = [OnPolicy(CONDITIONED, policy, 4, 2, seed=seed_of(7, 2 * step + i))(0) for i in range(2)]
+        assert listed(batch) == listed(Trajectories.cat(pairs))
+        assert batch.group.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert (sampler.batch_size, sampler.group_size, sampler.hub.ledger.bound) == (8, 2, 4)
+
+
 def test_without_a_group_size_the_batch_is_one_group() -> None:
     policy = network(CONDITIONED)
     sampler = Asynchronous(CONDITIONED, policy, batch_size=6, max_staleness=0, seed=7)
@@ -153,6 +164,8 @@ def test_closing_it_between_batches_loses_nothing() -> None:
         ({"batch_size": 6, "group_size": 4}, "batch_size must be a positive multiple of group_size=4, got 6"),
         ({"batch_size": 0}, "got 0"),
         ({"group_size": 0}, "group_size must be positive, got 0"),
+        ({"batch_size": 8, "group_size": 2, "lease_size": 3}, r"lease_size must be a multiple .* got 3"),
+        ({"batch_size": 8, "group_size": 2, "lease_size": 6}, "that divides batch_size=8, got 6"),
         ({"max_staleness": -1}, "max_staleness must not be negative, got -1"),
     ],
 )

@@ -151,6 +151,7 @@ CHANGES: dict[str, tuple[tuple[str, ...], str]] = {
     "sampler.samplers": (("sampler=mixture",), OTHERS),
     "sampler.lag": (STALE, "1"),
     "sampler.every": (("sampler=synchronised", "trainer.lr=0.1"), "1"),
+    "sampler.lease_size": (("sampler=asynchronous", "sampler.batch_size=8", "sampler.group_size=4"), "8"),
     "sampler.max_staleness": (("sampler=asynchronous", "sampler.batch_size=8"), "1"),
     "sampler.times": (("sampler=repeated",), "1"),
     "trainer.steps": ((), "4"),

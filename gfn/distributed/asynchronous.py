@@ -41,10 +41,12 @@ class Asynchronous(Generic[S]):
         fixed_lag: always use groups as old as they may be.
         exploration: how actions are drawn, with schedules at the step of the weights.
         seed: of all groups.
+        lease_size: trajectories that a searcher makes at once, whole groups, which then count as one; default, one
+            group. More are quicker each, and fewer searchers can work at a batch.
 
     Raises:
-        ValueError: unless ``group_size`` divides ``batch_size``, both are positive, and ``max_staleness`` is not
-            negative; when called, if another size than ``batch_size`` is asked for.
+        ValueError: unless ``group_size`` divides ``lease_size`` and that ``batch_size``, all are positive, and
+            ``max_staleness`` is not negative; when called, if another size than ``batch_size`` is asked for.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Asynchronous(Generic[S]):
         fixed_lag: bool = False,
         exploration: Exploration | None = None,
         seed: int = 0,
+        lease_size: int | None = None,
     ) -> None:
         if max_staleness < 0:
             raise ValueError(f"Asynchronous: max_staleness must not be negative, got {max_staleness}; 0 is on policy")
@@ -66,10 +69,16 @@ class Asynchronous(Generic[S]):
         self.batch_size = checked_size("Asynchronous", batch_size, group_size or 16, group_size or 1)
         self.one_group, self.forward = group_size is None, True
         self.group_size = self.batch_size if group_size is None else group_size
-        self.groups, self.max_staleness, self.fixed_lag = self.batch_size // self.group_size, max_staleness, fixed_lag
+        lease = self.group_size if lease_size is None else lease_size
+        if lease < 1 or lease % self.group_size or self.batch_size % lease:
+            raise ValueError(
+                f"Asynchronous: lease_size must be a multiple of group_size={self.group_size} that divides "
+                f"batch_size={self.batch_size}, got {lease}"
+            )
+        self.groups, self.max_staleness, self.fixed_lag = self.batch_size // lease, max_staleness, fixed_lag
         self.engine: Engine = engine if engine is not None else InProcess()
         self.exploration: Exploration = exploration if exploration is not None else NoExploration()
-        self.searcher = Searcher(env, policy, self.exploration, self.group_size, seed)
+        self.searcher = Searcher(env, policy, self.exploration, self.group_size, seed, lease)
         self.hub = self._new_hub()
         self._like = env.reset(1, torch.Generator(env.device).manual_seed(0))
         self._started = False

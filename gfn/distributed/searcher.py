@@ -29,18 +29,26 @@ class Searcher(Generic[S]):
         exploration: how actions are drawn.
         group_size: trajectories of a group.
         seed: of the whole run.
+        size: trajectories made at once; several groups then share a number, and a generator. Default, one group.
     """
 
     def __init__(
-        self, env: Environment[S], policy: Policy[S], exploration: Exploration, group_size: int, seed: int
+        self,
+        env: Environment[S],
+        policy: Policy[S],
+        exploration: Exploration,
+        group_size: int,
+        seed: int,
+        size: int | None = None,
     ) -> None:
         self.env, self.policy, self.exploration = env, policy, exploration
         self.group_size, self.seed = group_size, seed
+        self.size = group_size if size is None else size
 
     def __call__(self, number: int, version: int) -> Trajectories[S]:
         """Group ``number``, by the weights there are, which have seen ``version`` updates."""
         seed = seed_of(self.seed, number)
-        fresh = OnPolicy(self.env, self.policy, self.group_size, self.group_size, self.exploration, seed=seed)
+        fresh = OnPolicy(self.env, self.policy, self.size, self.group_size, self.exploration, seed=seed)
         return fresh(version)
 
     @torch.no_grad()
