@@ -14,6 +14,9 @@ from gfn import exact
 from gfn.callbacks import read_lines
 from gfn.environment import as_multimodal
 from gfn.metrics import total_variation
+from gfn.sampling import rollout
+
+PAINTED = 512  # samples
 
 
 @runtime_checkable
@@ -22,6 +25,15 @@ class Drawable(Protocol):
 
     def image(self, states: Any, values: Tensor, /) -> Tensor:
         """Values of terminal states ``[X]`` summed into a picture ``[height, width]``."""
+        ...
+
+
+@runtime_checkable
+class Painted(Protocol):
+    """An environment that paints terminal states itself."""
+
+    def paint(self, states: Any, figure: Any, /) -> None:
+        """Fill a figure of matplotlib with terminal states."""
         ...
 
 
@@ -37,7 +49,25 @@ def draw(run: Run, directory: Path) -> list[Path]:
     evaluator = run.parts["evaluator"]
     if evaluator is not None and evaluator.graph is not None:
         drawn.append(draw_distribution(run, evaluator.graph, folder / "distribution.png"))
+    if isinstance(run.parts["env"], Painted):
+        drawn.append(draw_samples(run, run.parts["env"], folder / "samples.png"))
     return [path for path in drawn if path is not None]
+
+
+@torch.no_grad()
+def draw_samples(run: Run, painted: Painted, path: Path) -> Path:
+    """Samples of the policy as their environment paints them, drawn by a generator of their own."""
+    import matplotlib.pyplot as plt
+
+    env, policy = run.parts["env"], run.parts["policy"]
+    generator = torch.Generator(env.device).manual_seed(run.config["seed"])
+    samples = rollout(env, policy, env.reset(PAINTED, generator), generator=generator).final
+    figure = plt.figure(figsize=(9, 4.5), layout="constrained")
+    painted.paint(samples, figure)
+    figure.suptitle(f"{run.config['name']}: samples after {run.trainer.trajectories} trajectories")
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+    return path
 
 
 def draw_distribution(run: Run, graph: exact.StateGraph[Any], path: Path) -> Path:

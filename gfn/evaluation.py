@@ -26,6 +26,7 @@ from gfn.examples import Example, examples
 from gfn.objectives import Learner
 from gfn.objectives.balance import Scores
 from gfn.sampling import rollout
+from gfn.solved import as_solved, compare
 from gfn.sparse import SparseTarget, sparse_target
 from gfn.states import States
 from gfn.trajectories import Trajectories
@@ -84,9 +85,9 @@ class Evaluator(Generic[S]):
             )
         self.env, self.objective, self.every, self.n_samples = env, objective, every, n_samples
         self.seed, self.top_k, self.backward_samples = seed, top_k, backward_samples
-        self.graph = _graph(env, objective) if exact else None
+        self.exact = exact
+        self.retarget()
         prior = objective.backward_policy.prior
-        self.sparse = sparse_target(env, prior) if exact and self.graph is None else None
         known = self._known_starts()
         self.starts = conditions if known is None else len(known)
         if n_samples < 2 * self.starts:
@@ -96,6 +97,12 @@ class Evaluator(Generic[S]):
         self.test = _test_set(env, test_states, seed) if prior is None else None
         self.discovery = Discovery(env)
         self.examples: Sequence[Example] = ()  # of the latest samples
+
+    def retarget(self) -> None:
+        """Find out anew what is to be sampled, as it depends on the prior."""
+        self.graph = _graph(self.env, self.objective) if self.exact else None
+        listed = not self.exact or self.graph is not None
+        self.sparse = None if listed else sparse_target(self.env, self.objective.backward_policy.prior)
 
     def __call__(self, step: int) -> dict[str, float]:
         """All metrics of the current policy; the same for the same parameters and step, whatever came before."""
@@ -135,6 +142,9 @@ class Evaluator(Generic[S]):
             **apart,
             **self._returning(t.final[:WALKS], generator),
         }
+        solved = as_solved(self.env) if known is None and self.objective.backward_policy.prior is None else None
+        if solved is not None:
+            common |= compare(solved, self.env, self.objective, scores, first, log_z, generator)
         self.examples = examples(self.env, t)
         summarised = as_summarised(self.env)
         return (common if summarised is None else _joined(common, summarised.summary(t))), log_z
@@ -204,6 +214,8 @@ class Evaluator(Generic[S]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over discoveries; a state without any is that of a run without an evaluator."""
         self.discovery.load_state_dict(state.get("discovery", {}))
+        if self.objective.backward_policy.prior is not None:  # it may have been reset in the meantime
+            self.retarget()
 
 
 def _graph(env: Environment[S], objective: Learner[S]) -> exact.StateGraph[S] | None:

@@ -11,6 +11,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
+from gfn.chunks import in_chunks
 from gfn.distributions import ActionDistribution, Certain, MaskedCategorical
 from gfn.environment import DiscreteEnvironment, Enumerable, Environment, as_discrete
 from gfn.memory import Memory
@@ -29,7 +30,13 @@ class Policy(nn.Module, ABC, Generic[S]):
 
     Subclasses give :meth:`distribution`; the rest follows, and may be overridden where a network
     can do it in one pass.
+
+    Attributes:
+        at_once: steps scored at a time, to bound memory (see :mod:`gfn.chunks`); None scores all together.
+            Overridden scoring does not follow it.
     """
+
+    at_once: int | None = None
 
     @property
     def prior(self) -> Policy[S] | None:
@@ -39,6 +46,10 @@ class Policy(nn.Module, ABC, Generic[S]):
     @abstractmethod
     def distribution(self, states: S) -> ActionDistribution:
         """Distribution over the edges out of (or, for a backward policy, into) each state."""
+
+    def renew(self, step: int, policy: Policy[S]) -> bool:
+        """Before the batch of a step, with the forward policy as it is then: whether the target moves; here, never."""
+        return False
 
     def stuck(self, states: S) -> Tensor:
         """From which states, none of them initial, a backward policy knows no way back, bool ``[N]``; here, none."""
@@ -51,11 +62,14 @@ class Policy(nn.Module, ABC, Generic[S]):
 
     def log_prob(self, t: Trajectories[S]) -> Tensor:
         """Log-probability of every step, this being a forward policy, ``[N]``."""
-        return self.distribution(t.sources).log_prob(t.actions)
+        return in_chunks(self._scored, self.at_once, t.sources, t.actions)
 
     def log_prob_backward(self, t: Trajectories[S]) -> Tensor:
         """Log-probability of undoing every step, this being a backward policy, ``[N]``."""
-        return self.distribution(t.targets).log_prob(t.actions)
+        return in_chunks(self._scored, self.at_once, t.targets, t.actions)
+
+    def _scored(self, states: S, actions: Tensor) -> Tensor:
+        return self.distribution(states).log_prob(actions)
 
 
 def require_dense(env: Environment[S], what: str) -> None:
@@ -189,17 +203,36 @@ class Prior(Policy[S]):
     Trajectory balance then becomes relative trajectory balance, whose solution is
     P_F(τ) ∝ π(τ) R(x): log π_ref of a language model, a pretrained diffusion process (Venkatraman
     et al. 2024, arXiv:2405.20971). It scores trajectories and cannot sample them backward.
+
+    Args:
+        policy: π.
+        copied: copy it, because it may well be what is trained.
+        remember: number of trajectories whose log-probabilities are kept.
+        reset_every: updates after which π becomes the policy that is trained, as it then is, each time (as in Kimi
+            k1.5, arXiv:2501.12599). The target then moves: after k resets that were trained to the end it is
+            π(x) R(x)^(k+1)/Z. 0 never resets.
+
+    Raises:
+        ValueError: if a number is negative, or a reset would change what was not copied.
     """
 
-    def __init__(self, policy: Policy[S], copied: bool = True, remember: int = 0):
+    def __init__(self, policy: Policy[S], copied: bool = True, remember: int = 0, reset_every: int = 0):
         super().__init__()
-        # What is given may well be what is trained.
+        if reset_every < 0 or (reset_every > 0 and not copied):
+            raise ValueError(f"Prior: reset_every must not be negative, and needs a copy, got {reset_every=} {copied=}")
         self.policy = copy.deepcopy(policy).requires_grad_(False) if copied else policy
-        self.memory = Memory(remember)
+        self.memory, self.reset_every = Memory(remember), reset_every
 
     @property
     def prior(self) -> Policy[S]:
         return self.policy
+
+    def renew(self, step: int, policy: Policy[S]) -> bool:
+        if self.reset_every == 0 or step == 0 or step % self.reset_every:
+            return False
+        self.policy.load_state_dict(policy.state_dict())
+        self.memory.clear()
+        return True
 
     def distribution(self, states: S) -> ActionDistribution:
         raise TypeError("Prior scores forward steps and cannot sample backward; use a backward policy for that")

@@ -86,8 +86,8 @@ class Trainer(Generic[S]):
         keep: how many checkpoints stay.
         stop: asked after every update; True ends training there, with a checkpoint.
         micro_batch: trajectories scored at once; the gradient is that of the whole batch all the same.
-        precision: ``bfloat16`` runs networks under autocast; parameters, log-probabilities and losses
-            stay as they are.
+        checkpoint_transitions: steps scored at once, and computed again for the gradient; None: all.
+        precision: ``bfloat16`` runs networks under autocast; parameters, scores and losses stay as they are.
 
     In a process group (``torchrun``) every process trains on the joint batch of all: where batches are
     single groups these become one, otherwise the groups of each stay its own. Only the first
@@ -111,18 +111,19 @@ class Trainer(Generic[S]):
         stop: Callable[[], bool] = never,
         micro_batch: int | None = None,
         precision: Literal["float32", "bfloat16"] = "float32",
+        checkpoint_transitions: int | None = None,
     ):
-        if steps < 0 or save_every < 1 or keep < 1:
+        if steps < 0 or save_every < 1 or keep < 1 or (micro_batch is not None and micro_batch < 1):
             raise ValueError(
-                f"Trainer: needs steps >= 0, save_every >= 1 and keep >= 1, got {steps=} {save_every=} {keep=}"
+                "Trainer: needs steps >= 0, save_every >= 1, keep >= 1 and micro_batch >= 1 or none, "
+                f"got {steps=} {save_every=} {keep=} {micro_batch=}"
             )
         self.objective, self.sampler, self.evaluator = objective, sampler, evaluator
         self.steps, self.lr, self.clip_grad_norm = steps, lr, clip_grad_norm
         self.callbacks, self.checkpoints, self.save_every, self.keep = callbacks, checkpoints, save_every, keep
-        self.stop = stop
-        if micro_batch is not None and micro_batch < 1:
-            raise ValueError(f"Trainer: micro_batch must be at least 1, got {micro_batch}")
-        self.micro_batch, self.autocast = micro_batch, precision == "bfloat16"
+        if checkpoint_transitions is not None:
+            objective.checkpoint_transitions(checkpoint_transitions)
+        self.stop, self.micro_batch, self.autocast = stop, micro_batch, precision == "bfloat16"
         self.groups = objective.parameter_groups()
         rates = self._rates(0)
         self.optimizer = (optimizer or torch.optim.Adam)(
@@ -167,6 +168,8 @@ class Trainer(Generic[S]):
 
     def _advance(self) -> Report:
         """One batch, one update, one report."""
+        if self.objective.begin(self.step) and self.evaluator is not None:
+            self.evaluator.retarget()
         with self._precision():
             batch = processes.apart(self.sampler(self.step))
         metrics = self._update(batch)

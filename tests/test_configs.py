@@ -31,6 +31,7 @@ PROBLEMS = [
     "sampler.sampler.sampler.group_size=4",
 ]
 QUESTIONS = "env.source.path=${oc.env:FGFN_TEST_QUESTIONS}"
+DIFFUSION = ["env=diffusion", "env.steps=3", "policy.width=8", "evaluator.n_samples=16"]
 NEEDED = {  # options that leave a value to the user, or go with others
     "balance/detailed": ["flow=mlp"],
     "balance/sub_trajectory": ["flow=mlp"],
@@ -76,11 +77,18 @@ NEEDED = {  # options that leave a value to the user, or go with others
     ],
     "env/source/parquet": [*PROBLEMS, QUESTIONS],
     "env/source/hub": PROBLEMS,
+    "env/diffusion": DIFFUSION,
+    **{f"env/target/{name}": DIFFUSION for name in ("gaussians25", "gaussians40", "funnel", "many_well", "conditional")},
+    "env/target/user": [*DIFFUSION, "++env.target.function=tests.toy.bowl", "++env.target.dim=3"],
+    "policy/diffusion": DIFFUSION,
+    "backward/bridge": DIFFUSION,
+    "backward/noising": DIFFUSION,
+    "exploration/noise": DIFFUSION,
     "sampler/engine/in_process": ["sampler=asynchronous"],
     "sampler/engine/ray": ["sampler=asynchronous"],
     **{f"sampler/buffer/{name}": ["sampler=replay"] for name in ("uniform", "reward", "rank", "recent", "mixed")},
 }
-TREE_ONLY = {"backward/certain", "exploration/noise"}  # need a tree, or continuous actions
+TREE_ONLY = {"backward/certain"}  # needs a tree
 # These need more packages, a network, or processes of Ray: test_problems, test_ray.
 ELSEWHERE_READ = {"env/source/parquet", "env/source/hub", "sampler/engine/ray"}
 FILES = sorted(p.relative_to(CONFIGS).with_suffix("").as_posix() for p in CONFIGS.rglob("*.yaml"))
@@ -88,10 +96,13 @@ OPTIONS = [f for f in FILES if "/" in f and not f.startswith("experiment/")]
 EXPERIMENTS = [f.removeprefix("experiment/") for f in FILES if f.startswith("experiment/")]
 
 
+OTHERS = ("env=synthesis", "env=tokens", "env=problems", "env=diffusion")
+
+
 def overrides_for(option: str) -> list[str]:
     group, _, name = option.rpartition("/")
     needed = NEEDED.get(option, [])
-    another = bool(needed) and needed[0] in ("env=synthesis", "env=tokens", "env=problems")  # whose policies are others
+    another = bool(needed) and needed[0] in OTHERS  # whose policies are others
     dropped = ("env.", "policy.") if another else ("env.",) if group == "env" and name != "hypergrid" else ()
     small = [o for o in SMALL if not o.startswith((*dropped, f"{group}="))]
     return [*(needed[:1] if another else []), f"{group}={name}", *needed[another:], *small]

@@ -68,3 +68,13 @@ def picky(smiles: str) -> float:
     if "O" in smiles:
         raise ValueError("oxygen")
     return 1.0
+
+
+def bowl(x: torch.Tensor) -> torch.Tensor:
+    """Log-density of a standard normal, but for its log Z."""
+    return -0.5 * x.square().sum(1)
+
+
+def steep_bowl(x: torch.Tensor) -> torch.Tensor:
+    """That of a narrower one."""
+    return -2.0 * x.square().sum(1)

@@ -50,6 +50,10 @@ class Learner(nn.Module, ABC, Generic[S]):
         """Loss of a batch, rescored with the current policies whatever its age, and a report."""
         return self.loss(self.scores(t), step)
 
+    def begin(self, step: int) -> bool:
+        """What comes before the batch of a step; whether the target has moved."""
+        return self.backward_policy.renew(step, self.policy)
+
     def scores(self, t: Trajectories[S]) -> Scores:
         """Current log-probabilities of every step."""
         return Scores(
@@ -62,6 +66,18 @@ class Learner(nn.Module, ABC, Generic[S]):
             log_behaviour=t.pad(t.behaviour_log_prob),
             weight=t.lengths.new_ones(len(t), dtype=torch.float64),
         )
+
+    def checkpoint_transitions(self, size: int) -> None:
+        """Score ``size`` steps at a time from now on, and again for the gradient; see :mod:`gfn.chunks`.
+
+        Raises:
+            ValueError: if ``size`` is not positive.
+        """
+        if size < 1:
+            raise ValueError(f"checkpoint_transitions must be at least 1 step, got {size}")
+        for policy in (self.policy, self.backward_policy, self.backward_policy.prior):
+            if policy is not None:
+                policy.at_once = size
 
     def log_z(self, scores: Scores, step: int) -> Tensor:
         """Estimate of log Z of each trajectory's initial state, ``[B]``; here by importance sampling over the batch."""

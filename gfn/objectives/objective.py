@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gfn.backward import walks
+from gfn.chunks import in_chunks
 from gfn.environment import Environment, RewardError
 from gfn.flows import Flow
 from gfn.objectives.balance import LOG_OF_ZERO, Balance, Scores, trajectory_balance
@@ -90,10 +91,11 @@ class Objective(Learner[S]):
             scores = replace(scores, log_walk=back.log_prob, returned=back.returned.double())
         if self.flow is None:
             return scores
-        inner = t.pad(self.flow(t.sources))
+        inner = t.pad(in_chunks(self.flow, self.policy.at_once, t.sources))
         log_flow = torch.cat([inner, inner.new_zeros(len(t), 1)], 1)
         log_flow = log_flow.scatter(1, t.lengths.unsqueeze(1), scores.log_reward.to(inner.dtype).unsqueeze(1))
-        log_inflow = t.pad(self.flow.inflow(t.targets)) if self.flow.on_edges else None
+        inflow = self.flow.inflow
+        log_inflow = t.pad(in_chunks(inflow, self.policy.at_once, t.targets)) if self.flow.on_edges else None
         return replace(scores, log_flow=log_flow, log_inflow=log_inflow)
 
     def loss(self, scores: Scores, step: int) -> tuple[Tensor, Reported]:
