@@ -53,6 +53,7 @@ class Ordeal:
 
     Attributes:
         struck: how many blows fell, by kind.
+        missed: how many came too late, since the run was over.
         resumes: times that the trainer was started again.
         replaced: searchers that were, as far as it was told of.
         trouble: what must not happen: hangs, failures, processes left behind.
@@ -61,6 +62,7 @@ class Ordeal:
     """
 
     struck: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SIGNALS, 0))
+    missed: int = 0
     resumes: int = 0
     replaced: int = 0
     trouble: list[str] = field(default_factory=list[str])
@@ -85,9 +87,7 @@ def endure(plan: Plan, blows: Sequence[Blow], directory: Path, limit: float, see
         striker = _Striker(plan, directory, ordeal, pending, began + limit, random.Random(seed), output)
         while striker.life() and not ordeal.trouble:
             ordeal.resumes += 1
-    ordeal.seconds = time.monotonic() - began
-    if pending and not ordeal.trouble:
-        ordeal.trouble.append(f"it was over before {len(pending)} of the blows fell")
+    ordeal.missed, ordeal.seconds = len(pending), time.monotonic() - began
     return ordeal
 
 

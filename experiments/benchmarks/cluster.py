@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,7 +19,7 @@ OBJECT_STORE = 100 * 2**20  # bytes
 
 
 @contextmanager
-def cluster(cpus: int = 8, environment: Mapping[str, str] | None = None) -> Iterator[str]:
+def cluster(cpus: int = 8, environment: Mapping[str, str] | None = None) -> Generator[str]:
     """The address of a new cluster, which is gone afterwards.
 
     Args:
