@@ -79,6 +79,11 @@ class Hub:
             self._weights = [*kept, (self.ledger.limit, weights)]
             self.changed.notify_all()
 
+    def current(self) -> list[Weights]:
+        """The weights that groups may be given out with from now on, until there are others."""
+        with self.changed:
+            return [weights for _, weights in self._weights]
+
     def lease(self, who: str, now: float) -> Job | None:
         """The next group for ``who``; None if there is nothing to do, or the search has ended."""
         with self.changed:
