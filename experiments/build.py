@@ -21,7 +21,7 @@ from experiments.shorthand import expand_schedules
 from experiments.targets import locate
 from gfn import processes
 from gfn.environment import as_multimodal
-from gfn.training import Callback, Trainer
+from gfn.training import Callback, Trainer, never
 
 STAGES = (
     "env",
@@ -128,6 +128,8 @@ def _supplied(stage: str) -> frozenset[str]:
     """Names of the objects that exist when a stage is built."""
     if stage == "trainer":
         return frozenset({"objective", "sampler", "evaluator", "callbacks", "checkpoints", "stop"})
+    if stage == "sampler":
+        return frozenset({*STAGES[: STAGES.index(stage)], "stop"})
     if stage == "logger":
         return frozenset({"mode_counts"})
     return frozenset(STAGES[: STAGES.index(stage)])
@@ -173,13 +175,18 @@ def _argument(value: Any, hint: Any, supplied: Mapping[str, Any], path: str) -> 
     return make(value, supplied, path)
 
 
-def build_parts(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The object of each stage of a checked config; the initial weights depend on ``seed`` alone."""
+def build_parts(config: Mapping[str, Any], stop: Callable[[], bool] = never) -> dict[str, Any]:
+    """The object of each stage of a checked config; the initial weights depend on ``seed`` alone.
+
+    Args:
+        config: checked, plain values.
+        stop: for samplers that wait.
+    """
     parts: dict[str, Any] = {}
     with torch.random.fork_rng():
         torch.manual_seed(config["seed"])
         for stage in STAGES:
-            part = make(config.get(stage), parts, stage)
+            part = make(config.get(stage), {**parts, "stop": stop} if stage == "sampler" else parts, stage)
             if stage == "env" or isinstance(part, torch.nn.Module):
                 part = part.to(config["device"])
             parts[stage] = part
@@ -203,7 +210,7 @@ def build(config: DictConfig, run_dir: Path, stop: Callable[[], bool]) -> Run:
     torch.set_num_threads(plain["threads"])
     if processes.rank() > 0:
         plain = _of_another_process(plain)
-    parts = build_parts(plain)
+    parts = build_parts(plain, stop)
     modal = as_multimodal(parts["env"])
     reporting = {"mode_counts": modal.mode_counts if modal is not None else {}}
     logger: Mapping[str, Any] = plain.get("logger") or {}

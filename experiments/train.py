@@ -35,6 +35,7 @@ def train(config: DictConfig, run_dir: Path, overrides: list[str]) -> float | No
     from experiments.figures import draw
     from gfn import processes
     from gfn.callbacks import Signals
+    from gfn.distributed import Interrupted
 
     with processes.together(), Signals() as signals:
         run_dir = processes.gathered(run_dir)[0]
@@ -42,7 +43,10 @@ def train(config: DictConfig, run_dir: Path, overrides: list[str]) -> float | No
         run = build(config, run_dir, signals.wanted)
         runs.prepare(run, run_dir, overrides)
         started = run.trainer.step
-        report = run.trainer.run()
+        try:
+            report = run.trainer.run()
+        except Interrupted:  # by one of the signals, before the update had begun
+            report = None
         if processes.rank() == 0:
             draw(run, run_dir)
             runs.describe(run, run_dir, report, started)

@@ -18,6 +18,10 @@ class SearchError(RuntimeError):
     """Searchers do not bring what the trainer waits for."""
 
 
+class Interrupted(SearchError):
+    """The trainer was asked to stop while it waited for searchers."""
+
+
 @dataclass(frozen=True)
 class Weights:
     """The policy as searchers are to use it.
@@ -95,7 +99,7 @@ class Hub:
                 self.fail(
                     SearchError(
                         f"group {lease.number} was given to searchers {ATTEMPTS} times and did not come, the last time "
-                        f"because {self._loss}"
+                        f"because {self._loss}: {self.ledger}"
                     )
                 )
                 return None

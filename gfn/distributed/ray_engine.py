@@ -6,17 +6,21 @@ import atexit
 import time
 import uuid
 import weakref
+from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
 import torch
 
+from gfn import processes
 from gfn.distributed import ray_session
 from gfn.distributed.crew import Crew, Servant
-from gfn.distributed.hub import Hub, SearchError, Weights
+from gfn.distributed.hub import Hub, Interrupted, SearchError, Weights
 from gfn.distributed.searcher import Changing, Searcher
+from gfn.training import never
 
 SMALLEST = 78_643_200  # bytes of an object store, to Ray
+GLANCE = 0.5  # seconds after which whoever waits asks whether to stop
 
 
 class Ray:
@@ -35,7 +39,10 @@ class Ray:
         time_limit: seconds for one group, after which its searcher is replaced.
         timeout: seconds without any group after which training stops; those in which searchers start count.
         object_store_memory: bytes of shared memory of Ray on this machine, through which weights and groups pass;
-            None leaves it to Ray.
+            None leaves it to Ray, which goes on to the disk where it is full.
+        stop: asked while the trainer waits for a batch; True ends the wait, and the update, with ``Interrupted``. Not
+            in a process group, where others would wait for this process, nor with a fixed lag, where a checkpoint
+            would have to wait for the same groups.
 
     Raises:
         ValueError: if a number is out of range.
@@ -51,6 +58,7 @@ class Ray:
         time_limit: float = 600.0,
         timeout: float = 1800.0,
         object_store_memory: int | None = None,
+        stop: Callable[[], bool] = never,
     ) -> None:
         if searchers < 1 or cpus < 1 or gpus < 0 or time_limit <= 0 or timeout <= 0:
             raise ValueError(
@@ -63,6 +71,7 @@ class Ray:
             raise ImportError("Ray: the package ray is not installed; pip install 'fgfn[ray]'")
         self.searchers, self.address, self.cpus, self.gpus = searchers, address, cpus, gpus
         self.time_limit, self.timeout, self.object_store_memory = time_limit, timeout, object_store_memory
+        self.stop = stop
         self._running: _Running | None = None
 
     def start(self, hub: Hub, searcher: Searcher[Any]) -> None:
@@ -73,7 +82,7 @@ class Ray:
         run = f"fgfn-{uuid.uuid4().hex[:8]}"
         ray = ray_session.join(run, self.address, self.object_store_memory)
         try:
-            whole = ray.put(content)
+            whole = _stored(ray, content, len(content), "environment, policy and exploration")
         except BaseException:
             ray_session.leave(run)
             raise
@@ -92,7 +101,7 @@ class Ray:
         return self._now.published(version)
 
     def gather(self, n: int) -> None:
-        self._now.gather(n, self.timeout)
+        self._now.gather(n, self.timeout, self.stop)
 
     def settings(self) -> dict[str, float]:
         """Shares of time for which the trainer waited and searchers were idle, and how many were replaced."""
@@ -130,21 +139,20 @@ class _Running:
         arrays = self._changing.arrays()
         on = torch.is_autocast_enabled(self._device)
         precision = torch.get_autocast_dtype(self._device) if on else None
-        try:
-            content = [self.crew.ray.put(arrays)]
-        except Exception as error:
-            size = sum(array.nbytes for array in arrays.values())
-            raise SearchError(
-                f"weights of {size} bytes could not be put into Ray's object store: {error}; give it more, as in "
-                f"sampler.engine.object_store_memory={max(4 * size, SMALLEST)}, or restart Ray"
-            ) from error
+        content = [_stored(self.crew.ray, arrays, sum(array.nbytes for array in arrays.values()), "weights")]
         return Weights(version, self._serial, content, precision)
 
-    def gather(self, n: int, timeout: float) -> None:
-        hub, began = self.crew.hub, time.monotonic()
+    def gather(self, n: int, timeout: float, stop: Callable[[], bool]) -> None:
+        hub = self.crew.hub
+        began = last = time.monotonic()
+        asks = not hub.fixed_lag and processes.count() == 1
         with hub.changed:
             while not hub.ready(n):
-                if not hub.wait_for_group(timeout):
+                if asks and stop():
+                    raise Interrupted(f"asked to stop while the trainer waits for {n} groups: {self.crew.status()}")
+                if hub.wait_for_group(min(GLANCE, timeout)):
+                    last = time.monotonic()
+                elif time.monotonic() - last >= timeout:
                     raise SearchError(
                         f"no group has come for timeout={timeout:g} s, and the trainer waits for {n}: "
                         f"{self.crew.status()}; where groups take so long, raise sampler.engine.timeout"
@@ -164,6 +172,18 @@ def _pickled(searcher: Searcher[Any]) -> bytes:
             f"environment, policy and exploration cannot be sent to searchers, since they cannot be pickled: {error}; "
             "give the class a __getstate__ that leaves out open files, processes and the like, or use "
             "sampler/engine=in_process"
+        ) from error
+
+
+def _stored(ray: Any, value: Any, size: int, what: str) -> Any:
+    """A reference to a value in Ray's object store."""
+    try:
+        return ray.put(value)
+    except Exception as error:
+        raise SearchError(
+            f"{what} of {size} bytes could not be put into Ray's object store: {error}; give it more, as in "
+            f"sampler.engine.object_store_memory={max(4 * size, SMALLEST)}, free space on the disk where Ray keeps its "
+            "files, or restart Ray"
         ) from error
 
 

@@ -12,6 +12,10 @@ from typing import Any
 
 from gfn.distributed.hub import SearchError
 
+# What an HTTP/2 client says first, as gRPC's do: a preface, and a frame of settings that is empty.
+GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+ANSWER = 10.0  # seconds in which a cluster has to answer
+
 _lock = threading.RLock()
 _runs: set[str] = set()
 _ours = False  # whether the connection is to be ended with the last run
@@ -41,14 +45,15 @@ def join(run: str, address: str | None, object_store_memory: int | None) -> Any:
         if not ray.is_initialized():
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anybody
             here = {"include_dashboard": False, "object_store_memory": object_store_memory}
+            answered = False
             try:
                 with _handler_kept():
-                    _require_answer(address)
+                    answered = _answers(address)
                     ray.init(address=address or "local", logging_level="WARNING", **(here if address is None else {}))
             except Exception as error:  # of many kinds: whatever is wrong with the cluster or the machine
                 what = f"join the Ray cluster at {address}" if address is not None else "start Ray on this machine"
-                cure = "start one with `ray start --head`" if address is not None else "read Ray's logs"
                 reason = " ".join(str(error).split())
+                cure = _cure(address, answered)
                 raise SearchError(f"cannot {what}: {reason}; {cure}, or use sampler/engine=in_process") from error
             _ours = True
         _runs.add(run)
@@ -66,11 +71,31 @@ def leave(run: str) -> None:
                 module().shutdown()
 
 
-def _require_answer(address: str | None) -> None:
-    """Raise an error at once where nobody listens; Ray itself would try for minutes."""
+def _answers(address: str | None) -> bool:
+    """Whether the address has a port where somebody speaks as Ray does (gRPC, over HTTP/2, unless it is encrypted).
+
+    Raises:
+        OSError: soon, where nobody does; Ray itself would try for minutes.
+    """
     host, colon, port = (address or "").rpartition(":")
-    if colon and port.isdecimal():
-        socket.create_connection((host.rpartition("/")[2].strip("[]"), int(port)), timeout=10).close()
+    if not colon or not port.isdecimal():
+        return False
+    with socket.create_connection((host.rpartition("/")[2].strip("[]"), int(port)), timeout=ANSWER) as connection:
+        if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
+            return True
+        connection.sendall(GREETING)
+        answer = b""
+        while len(answer) < 9 and (more := connection.recv(9 - len(answer))):
+            answer += more
+    if answer[3:4] != GREETING[-6:-5]:
+        raise OSError("somebody listens there who is not Ray")
+    return True
+
+
+def _cure(address: str | None, answered: bool) -> str:
+    if answered:
+        return "RAY_AUTH_MODE, RAY_AUTH_TOKEN and the version of Ray have to be those of the cluster: compare them"
+    return "start one with `ray start --head`" if address is not None else "read Ray's logs in /tmp/ray"
 
 
 @contextmanager

@@ -53,8 +53,13 @@ class Searcher(Generic[S]):
 
     @torch.no_grad()
     def load(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
-        """Take over weights that :class:`Changing` gave; all others stay as they are."""
+        """Take over weights that :class:`Changing` gave; all others stay as they are.
+
+        Raises:
+            ValueError: if they are of another policy, before any is taken over.
+        """
         own = dict(_tensors(self.policy))
+        _require_same({name: array.shape for name, array in arrays.items()}, {n: _shape(t) for n, t in own.items()})
         for name, array in arrays.items():
             target = own[name]
             # A copy: arrays in shared memory cannot be written to, and tensors can.
@@ -77,8 +82,14 @@ class Changing:
         self._start = {name: (tensor, _edits(tensor)) for name, tensor in _tensors(policy)}
 
     def arrays(self) -> Arrays:
-        """Their bytes by name, ``[n_bytes]`` each; where they can be, views that the next update changes."""
-        return {name: _bytes(tensor) for name, tensor in _tensors(self._policy) if self._changes(name, tensor)}
+        """Their bytes by name, ``[*shape, n_bytes]`` each; where they can be, views that the next update changes.
+
+        Raises:
+            ValueError: if the policy has tensors, or shapes, that it had not at first.
+        """
+        now = dict(_tensors(self._policy))
+        _require_same({n: _shape(t) for n, t in now.items()}, {n: _shape(t) for n, (t, _) in self._start.items()})
+        return {name: _bytes(tensor) for name, tensor in now.items() if self._changes(name, tensor)}
 
     def _changes(self, name: str, tensor: Tensor) -> bool:
         before, edits = self._start[name]
@@ -95,6 +106,25 @@ def _edits(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
+def _shape(tensor: Tensor) -> tuple[int, ...]:
+    """The tensor's shape, and the bytes of one number."""
+    return (*tensor.shape, tensor.element_size())
+
+
+def _require_same(new: Mapping[str, tuple[int, ...]], held: Mapping[str, tuple[int, ...]]) -> None:
+    for name, shape in new.items():
+        if held.get(name) != shape:
+            there = _told(held[name]) if name in held else "no such tensor"
+            raise ValueError(
+                f"weights {name} have {_told(shape)}, and searchers hold {there}; "
+                "close the sampler after a change of the policy, so that searchers start with the new one"
+            )
+
+
+def _told(shape: tuple[int, ...]) -> str:
+    return f"shape {list(shape[:-1])}, {shape[-1]} bytes a number"
+
+
 def _bytes(tensor: Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """As bytes, because NumPy lacks some of torch's number types."""
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return tensor.detach().cpu().contiguous().unsqueeze(-1).view(torch.uint8).numpy()
