@@ -26,6 +26,8 @@ class Entries(TensorStates):
     Attributes:
         place: where it lies in the batches as they were stored, long ``[M]``.
         added: training step at which it was stored, long ``[M]``.
+        version: updates that the policy which sampled it had seen, long ``[M]``.
+        used: how often it has been drawn, long ``[M]``.
         log_reward: float64 ``[M]``.
         condition: equal where the initial states are, long ``[M]``.
         key: equal where one trajectory would replace the other, long ``[M]``.
@@ -33,6 +35,8 @@ class Entries(TensorStates):
 
     place: Tensor
     added: Tensor
+    version: Tensor
+    used: Tensor
     log_reward: Tensor
     condition: Tensor
     key: Tensor
@@ -48,11 +52,21 @@ class Buffer(Generic[S]):
         unique: keep but the newest trajectory to each ``terminal`` state, or of each ``trajectory``; or
             ``none``, keep all.
         evict: which go when it is full: the ``oldest``, or those of ``lowest`` priority (the older first).
+        per_condition: trajectories from one initial state, at most; None sets no limit of its own.
+        max_reuse: how often a trajectory is drawn before it goes (a draw from too few may exceed it); None keeps it.
+        max_age: largest number of updates between the policy that sampled a trajectory and the one that learns from
+            it; None sets no limit. A balance needs none, being valid for any trajectories; policy gradients do.
+        replacement: whether a draw may repeat a trajectory; if not, it does only where there are too few.
         seed: of the buffer's own generator.
 
+    Keeping one of each trajectory (``unique``) changes what a batch is a sample of: those that the policy likes come
+    no more often than others. The minimiser of a balance stays, since it is valid for any trajectories; a log Z taken
+    from the batch is then the centre over distinct trajectories, and on-policy gradients are no longer those of the
+    divergence.
+
     Raises:
-        ValueError: if ``capacity`` is not positive, an option is none of those, or the trajectories may need
-            more memory than the machine has.
+        ValueError: if a number is not positive (``max_age``: negative), an option is none of those, or the
+            trajectories may need more memory than the machine has.
         TypeError: if the environment's states cannot be stored.
     """
 
@@ -63,6 +77,10 @@ class Buffer(Generic[S]):
         priority: Priority | None = None,
         unique: Literal["none", "terminal", "trajectory"] = "none",
         evict: Literal["oldest", "lowest"] = "oldest",
+        per_condition: int | None = None,
+        max_reuse: int | None = None,
+        max_age: int | None = None,
+        replacement: bool = True,
         seed: int = 0,
     ):
         if capacity < 1:
@@ -72,13 +90,21 @@ class Buffer(Generic[S]):
                 "Buffer: unique must be none, terminal or trajectory, and evict oldest or lowest, "
                 f"got {unique=} {evict=}"
             )
+        low = {name: n for name, n in (("per_condition", per_condition), ("max_reuse", max_reuse)) if n is not None}
+        if any(n < 1 for n in low.values()) or (max_age is not None and max_age < 0):
+            raise ValueError(
+                f"Buffer: per_condition and max_reuse must be at least 1 and max_age at least 0, or null for no limit, "
+                f"got {per_condition=} {max_reuse=} {max_age=}"
+            )
         self.device, self.capacity, self.unique, self.evict = env.device, capacity, unique, evict
+        self.per_condition, self.max_reuse, self.max_age = per_condition, max_reuse, max_age
+        self.replacement = replacement
         self.priority: Priority = priority if priority is not None else Uniform()
         self._like = env.reset(1, torch.Generator(env.device).manual_seed(0)).to("cpu")
         _require_memory(capacity, self._like, env.max_steps, type(env).__name__)
         self._batches: list[Trajectories[S]] = []
         nothing = torch.zeros(0, dtype=torch.long)
-        self._entries = Entries(nothing, nothing, nothing.double(), nothing, nothing)
+        self._entries = Entries(nothing, nothing, nothing, nothing, nothing.double(), nothing, nothing)
         self.generator = torch.Generator().manual_seed(fingerprint(f"Buffer {seed}".encode()))
 
     def __len__(self) -> int:
@@ -88,36 +114,75 @@ class Buffer(Generic[S]):
         """Store a copy of a batch at a training step, and let go of what is too much."""
         stored = t.to("cpu")[:]
         place = torch.arange(len(stored)) + sum(len(batch) for batch in self._batches)
-        added = torch.full_like(place, step)
-        new = Entries(place, added, stored.log_reward.double(), fingerprints(stored.initial), self._keys(stored, place))
+        new = self._described(stored, place, torch.full_like(place, step), torch.zeros_like(place))
         self._batches.append(stored)
-        entries = Entries.cat([self._entries, new])
-        if self.unique != "none":
-            entries = entries[_last_of_each(entries.key)]
-        if self.evict == "lowest":
-            order = self._log_weight(entries, step).argsort(stable=True)
-            entries = entries[order[-self.capacity :].sort().values]
-        self._entries = entries[-self.capacity :]
+        self._entries = self._kept(Entries.cat([self._entries, new]), step)
         rows = sum(len(batch) for batch in self._batches)
         if len(self._batches) > MANY or rows > self.capacity + self.capacity // 4:
             self._join()
 
-    def draw(self, groups: int, size: int, step: int) -> Trajectories[S]:
-        """``groups`` groups of ``size`` stored trajectories each, with replacement, a group from one initial state.
+    def _described(self, stored: Trajectories[S], place: Tensor, added: Tensor, used: Tensor) -> Entries:
+        keys, condition = self._keys(stored, place), fingerprints(stored.initial)
+        return Entries(place, added, stored.policy_version, used, stored.log_reward.double(), condition, keys)
+
+    def _kept(self, entries: Entries, step: int) -> Entries:
+        """Those that stay, oldest first."""
+        if self.unique != "none":
+            entries = entries[_last_of_each(entries.key, 1)]
+        entries = entries[self._usable(entries, step)]
+        order = torch.arange(len(entries))
+        if self.evict == "lowest":
+            order = self._log_weight(entries, step).argsort(stable=True)
+        if self.per_condition is not None:
+            order = order[_last_of_each(entries.condition[order], self.per_condition)]
+        return entries[order[-self.capacity :].sort().values]
+
+    def _usable(self, entries: Entries, step: int) -> Tensor:
+        """Which are neither worn out nor too old."""
+        usable = torch.ones(len(entries), dtype=torch.bool)
+        if self.max_reuse is not None:
+            usable &= entries.used < self.max_reuse
+        if self.max_age is not None:
+            usable &= entries.version >= step - self.max_age
+        return usable
+
+    def draw(self, groups: int, size: int, step: int, since: int | None = None) -> Trajectories[S]:
+        """``groups`` groups of ``size`` stored trajectories each, a group from one initial state.
+
+        Args:
+            groups: number of groups.
+            size: trajectories of each.
+            step: training step, for ages.
+            since: draw, all alike, from what was stored at this step or later, if any of that is left.
 
         Raises:
-            ValueError: if nothing is stored yet.
+            ValueError: if nothing is stored, or nothing may be used any more.
         """
+        self._entries = self._entries[self._usable(self._entries, step)]
         if len(self) == 0:
-            raise ValueError("Buffer: nothing is stored yet; add trajectories before drawing any")
-        weights = self._log_weight(self._entries, step)
-        index = draw(weights, self._entries.condition, groups, size, self.generator)
+            limits = f"with max_age={self.max_age} and max_reuse={self.max_reuse}"
+            some = (
+                f"nothing of what was stored may be used at step {step} {limits}"
+                if self._batches
+                else "nothing is stored yet"
+            )
+            raise ValueError(f"Buffer: {some}; add trajectories before drawing any")
+        entries, position = self._entries, torch.arange(len(self))
+        weight = self._log_weight(entries, step)
+        if since is not None and bool((late := entries.added >= since).any()):
+            entries, position, weight = entries[late], position[late], torch.zeros(int(late.sum()))
+        index = position[draw(weight, entries.condition, groups, size, self.generator, self.replacement)]
         drawn = self._fetch(self._entries.place[index])
+        used = self._entries.used + torch.bincount(index, minlength=len(self))
+        self._entries = replace(self._entries, used=used)
         return replace(drawn, group=torch.arange(groups).repeat_interleave(size)).to(self.device)
 
     def contents(self) -> Trajectories[S] | None:
-        """A copy of all that is stored, oldest first; None if nothing is."""
-        return self._fetch(self._entries.place) if len(self) else None
+        """A copy of all that is stored, oldest first, in no groups; None if nothing is."""
+        if len(self) == 0:
+            return None
+        stored = self._fetch(self._entries.place)
+        return replace(stored, group=torch.zeros_like(stored.group))
 
     def _log_weight(self, entries: Entries, step: int) -> Tensor:
         return self.priority(entries.log_reward, step - entries.added, step)
@@ -154,6 +219,7 @@ class Buffer(Generic[S]):
         return {
             "trajectories": {} if stored is None else stored.tensors(),
             "added": self._entries.added,
+            "used": self._entries.used,
             "generator": self.generator.get_state(),
         }
 
@@ -166,19 +232,17 @@ class Buffer(Generic[S]):
         self._entries = self._entries[:0]
         if len(added):
             stored = Trajectories.from_tensors(state["trajectories"], self._like)
-            keys, initial = self._keys(stored, place), fingerprints(stored.initial)
             self._batches = [stored]
-            self._entries = Entries(place, added, stored.log_reward.double(), initial, keys)
+            self._entries = self._described(stored, place, added, state["used"].cpu())
         self.generator.set_state(state["generator"].cpu())
 
 
-def _last_of_each(key: Tensor) -> Tensor:
-    """Positions of the last of the items with each key, ascending."""
+def _last_of_each(key: Tensor, n: int) -> Tensor:
+    """Positions of the last ``n`` of the items with each key, ascending."""
     order = key.argsort(stable=True)
-    ordered = key[order]
-    last = torch.ones_like(ordered, dtype=torch.bool)
-    last[:-1] = ordered[1:] != ordered[:-1]
-    return order[last].sort().values
+    _, count = key[order].unique_consecutive(return_counts=True)
+    left = count.cumsum(0).repeat_interleave(count) - torch.arange(len(key))  # of the same key, this one included
+    return order[left <= n].sort().values
 
 
 def machine_memory() -> int:

@@ -54,6 +54,10 @@ class Memory(nn.Module):
             self._known.popitem(last=False)
         return torch.cat(rows).to(t.lengths.device)
 
+    def clear(self) -> None:
+        """Forget all, because the policy has changed."""
+        self._known.clear()
+
     def get_extra_state(self) -> dict[str, Tensor]:
         rows = list(self._known.values())
         return {

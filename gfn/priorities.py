@@ -128,9 +128,14 @@ def require_in(owner: object, name: str, number: Number, low: float, high: float
 
 
 def draw(
-    log_weight: Tensor, condition: Tensor, groups: int, size: int, generator: torch.Generator | None = None
+    log_weight: Tensor,
+    condition: Tensor,
+    groups: int,
+    size: int,
+    generator: torch.Generator | None = None,
+    replacement: bool = True,
 ) -> Tensor:
-    """Positions of ``groups`` times ``size`` items, drawn with replacement; a group is of one condition.
+    """Positions of ``groups`` times ``size`` items; a group is of one condition.
 
     Conditions are drawn by the weights of their items together, first among those with at least
     ``size`` items, then items by theirs; with one condition, that is by the weights alone.
@@ -138,6 +143,7 @@ def draw(
     Args:
         log_weight: of each item, ``[M]``.
         condition: items with equal numbers may be in a group together, long ``[M]``.
+        replacement: whether conditions and items may come again; if not, they do only where there are too few.
 
     Returns:
         long ``[groups * size]``, one group after another.
@@ -145,12 +151,23 @@ def draw(
     probability = normalised(log_weight.double()).exp()
     _, place, count = condition.unique(return_inverse=True, return_counts=True)
     if len(count) == 1:
-        return torch.multinomial(probability, groups * size, replacement=True, generator=generator)
+        several = replacement or _enough(probability, groups * size)
+        parts = [groups * size] if several else [size] * groups
+        return torch.cat([_drawn(probability, part, replacement, generator) for part in parts])
     mass = torch.zeros_like(count, dtype=torch.float64).index_add(0, place, probability)
     enough = mass * (count >= size)
-    chosen = torch.multinomial(enough if bool(enough.any()) else mass, groups, replacement=True, generator=generator)
+    chosen = _drawn(enough if bool(enough.any()) else mass, groups, replacement, generator)
     drawn: list[Tensor] = []
     for one in chosen.tolist():
         items = (place == one).nonzero().squeeze(-1)
-        drawn.append(items[torch.multinomial(probability[items], size, replacement=True, generator=generator)])
+        drawn.append(items[_drawn(probability[items], size, replacement, generator)])
     return torch.cat(drawn)
+
+
+def _enough(probability: Tensor, n: int) -> bool:
+    return int((probability > 0).sum()) >= n
+
+
+def _drawn(probability: Tensor, n: int, replacement: bool, generator: torch.Generator | None) -> Tensor:
+    again = replacement or not _enough(probability, n)
+    return torch.multinomial(probability, n, replacement=again, generator=generator)

@@ -77,6 +77,8 @@ NEEDED = {  # options that leave a value to the user, or go with others
     ],
     "env/source/parquet": [*PROBLEMS, QUESTIONS],
     "env/source/hub": PROBLEMS,
+    "sampler/source/on_policy": ["sampler=refreshed"],
+    "sampler/source/asynchronous": ["sampler=refreshed"],
     "env/diffusion": DIFFUSION,
     **{f"env/target/{name}": DIFFUSION for name in ("gaussians25", "gaussians40", "funnel", "many_well", "conditional")},
     "env/target/user": [*DIFFUSION, "++env.target.function=tests.toy.bowl", "++env.target.dim=3"],
@@ -86,11 +88,12 @@ NEEDED = {  # options that leave a value to the user, or go with others
     "exploration/noise": DIFFUSION,
     "sampler/engine/in_process": ["sampler=asynchronous"],
     "sampler/engine/ray": ["sampler=asynchronous"],
+    "sampler/engine/vllm": ["env=problems", MODEL, "sampler=asynchronous"],
     **{f"sampler/buffer/{name}": ["sampler=replay"] for name in ("uniform", "reward", "rank", "recent", "mixed")},
 }
 TREE_ONLY = {"backward/certain"}  # needs a tree
-# These need more packages, a network, or processes of Ray: test_problems, test_ray.
-ELSEWHERE_READ = {"env/source/parquet", "env/source/hub", "sampler/engine/ray"}
+# These need more packages, a network, processes of Ray, or a server: test_problems, test_ray, test_served.
+ELSEWHERE_READ = {"env/source/parquet", "env/source/hub", "sampler/engine/ray", "sampler/engine/vllm"}
 FILES = sorted(p.relative_to(CONFIGS).with_suffix("").as_posix() for p in CONFIGS.rglob("*.yaml"))
 OPTIONS = [f for f in FILES if "/" in f and not f.startswith("experiment/")]
 EXPERIMENTS = [f.removeprefix("experiment/") for f in FILES if f.startswith("experiment/")]

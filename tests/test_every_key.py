@@ -20,6 +20,8 @@ from tests.test_seh import random_arrays, write
 BASE = (*SMALL, "logger.metrics.every=1", "divergence=alpha", "divergence.alpha=0.5")
 REPLAY = ("sampler=replay", "sampler/buffer=reward", "trainer.lr=0.1")
 MIXED = ("sampler=replay", "sampler/buffer=mixed")
+REFRESHED = ("sampler=refreshed", "sampler.every=1", "sampler.source.batch_size=8", "trainer.lr=0.1")
+SEARCHED = (*REFRESHED, "sampler/source=asynchronous")
 SEARCH = ("sampler=local_search", "sampler.batch_size=8")
 STALE = ("sampler=stale", "sampler.batch_size=8", "trainer.lr=0.1")
 OTHERS = "[{_target_:gfn.samplers.OnPolicy,seed:3},{_target_:gfn.samplers.OnPolicy,seed:4}]"
@@ -143,6 +145,16 @@ CHANGES: dict[str, tuple[tuple[str, ...], str]] = {
     "sampler.buffer.priority.weight": (MIXED, "1.0"),
     "sampler.buffer.priority.first.half_life": (MIXED, "0.01"),
     "sampler.buffer.priority.second.inverse_temperature": ((*MIXED, "env.reward.r0=0.2"), "9.0"),
+    "sampler.buffer.per_condition": (REPLAY, "4"),
+    "sampler.buffer.max_reuse": (REPLAY, "1"),
+    "sampler.buffer.max_age": (REPLAY, "0"),
+    "sampler.buffer.replacement": (REPLAY, "false"),
+    "sampler.newest": (REFRESHED, "1.0"),
+    "sampler.source.batch_size": (REFRESHED, "12"),
+    "sampler.source.group_size": (REFRESHED, "4"),
+    "sampler.source.averaging": (REFRESHED, "0.9"),
+    "sampler.source.seed": (REFRESHED, "5"),
+    "sampler.source.max_staleness": (SEARCHED, "2"),
     "sampler.data": (("sampler=data", "++sampler.data=tests.toy.diagonal"), "gfn.samplers.every_terminal"),
     "sampler.inverse_temperature": (("sampler=target",), "0.0"),
     "sampler.rounds": (SEARCH, "1"),
@@ -218,6 +230,7 @@ CHANGES: dict[str, tuple[tuple[str, ...], str]] = {
     "env.min_tokens": (TOKENS, "1"),
     "env.temperature": (TOKENS, "0.1"),
     "env.cut_reward": (TOKENS, "-1.0"),
+    "backward.reset_every": (EXPRESSIONS, "1"),
     "env.task.low": (EXPRESSIONS, "20"),
     "env.task.high": (EXPRESSIONS, "12"),
     "policy.temperature": (EXPRESSIONS, "0.5"),
@@ -288,8 +301,11 @@ ELSEWHERE |= {"backward.remember", "sampler.sampler.patience", "policy.cache", "
 ELSEWHERE |= {"env.time_limit", "env.retries", "env.on_failure", "env.source.config", "env.source.split"}
 ELSEWHERE |= {"env.source.gold"}
 # test_asynchronous (fixed_lag, which changes nothing in one process) and test_ray.
-ELSEWHERE |= {"sampler.fixed_lag"} | {f"sampler.engine.{name}" for name in ("searchers", "address", "cpus", "gpus")}
+ELSEWHERE |= {"sampler.fixed_lag", "sampler.source.fixed_lag"}
+ELSEWHERE |= {f"sampler.engine.{name}" for name in ("searchers", "address", "cpus", "gpus")}
 ELSEWHERE |= {f"sampler.engine.{name}" for name in ("time_limit", "timeout", "object_store_memory")}
+# test_served and test_served_refused.
+ELSEWHERE |= {f"sampler.engine.{name}" for name in ("url", "model", "directory", "requests")}
 # The gradient is the same by design: test_chunks.
 ELSEWHERE |= {"trainer.checkpoint_transitions"}
 

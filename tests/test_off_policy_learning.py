@@ -19,7 +19,17 @@ from gfn.metrics import total_variation
 from gfn.objectives import Alpha, DevGrad, LearnedLogZ, Objective
 from gfn.policies import Tabular, UniformBackward
 from gfn.priorities import ByReward
-from gfn.samplers import BackwardFromData, LocalSearch, Mixture, OnPolicy, Repeated, Replay, Stale, every_terminal
+from gfn.samplers import (
+    BackwardFromData,
+    LocalSearch,
+    Mixture,
+    OnPolicy,
+    Refreshed,
+    Repeated,
+    Replay,
+    Stale,
+    every_terminal,
+)
 from gfn.schedules import Cosine
 from gfn.training import Trainer
 from tests.stored import grid, uniform
@@ -48,6 +58,9 @@ MORE: dict[str, Callable[[OnPolicy[Any], int], Any]] = {
         ENV, on.policy, BACKWARD, on, 1, fraction=1.0, accept="metropolis", seed=seed
     ),
     "repeated": lambda on, seed: Repeated(ENV, on, 4),
+    "refreshed": lambda on, seed: Refreshed(
+        OnPolicy(ENV, on.policy, 100, seed=seed), Buffer(ENV, 600, seed=seed), 0.5, 5, BATCH, seed=seed
+    ),
     "mixture": lambda on, seed: Mixture([on, target(seed)], [1, 1], BATCH),
     "averaged": lambda on, seed: OnPolicy(ENV, on.policy, BATCH, averaging=0.9, seed=seed),
 }  # fmt: skip

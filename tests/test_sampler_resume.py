@@ -20,6 +20,7 @@ from gfn.samplers import (
     LocalSearch,
     Mixture,
     OnPolicy,
+    Refreshed,
     Repeated,
     Replay,
     Stale,
@@ -52,6 +53,9 @@ SAMPLERS: dict[str, Make] = {
     "stale": lambda policy, backward, on, seed: Stale(ENV, on, 3),
     "synchronised": lambda policy, backward, on, seed: Synchronised(ENV, on, 4),
     "jittered": lambda policy, backward, on, seed: Jittered(ENV, on, 4, seed=seed),
+    "refreshed": lambda policy, backward, on, seed: Refreshed(
+        on, Buffer(ENV, 30, per_condition=25, max_reuse=9, max_age=9, replacement=False, seed=seed), 0.5, 3, seed=seed
+    ),
     "repeated": lambda policy, backward, on, seed: Repeated(ENV, on, 4),
     "all at once": lambda policy, backward, on, seed: Stale(
         ENV, LocalSearch(ENV, policy, backward, Replay(ENV, on, Buffer(ENV, 30, seed=seed)), seed=seed), 2

@@ -180,16 +180,20 @@ class Unadapted(Policy[Sequences]):
             return policy.log_prob(t)
 
 
-def reference(policy: LanguageModel, remember: int = 65536) -> Prior[Sequences]:
+def reference(policy: LanguageModel, remember: int = 65536, reset_every: int = 0) -> Prior[Sequences]:
     """The language model as it is now, as the prior π_ref in the place of P_B.
 
     Args:
         policy: what will be trained; with adapters its own frozen weights serve, otherwise they are copied.
         remember: for how many trajectories its log-probabilities are kept, so that those used again are not
             scored again.
+        reset_every: updates after which it becomes the model as it then is, each time; 0 never. All weights are then
+            copied, also of a model with adapters.
     """
     adapted = hasattr(policy.model, "disable_adapter")
-    return Prior(Unadapted(policy), copied=False, remember=remember) if adapted else Prior(policy, remember=remember)
+    if adapted and reset_every == 0:
+        return Prior(Unadapted(policy), copied=False, remember=remember)
+    return Prior(policy, remember=remember, reset_every=reset_every)
 
 
 def of_similar_length(lengths: Tensor) -> list[Tensor]:

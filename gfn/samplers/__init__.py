@@ -5,6 +5,7 @@ from gfn.samplers.compound import Mixture, Repeated
 from gfn.samplers.late import Jittered, Stale, Synchronised
 from gfn.samplers.local_search import LocalSearch
 from gfn.samplers.on_policy import OnPolicy
+from gfn.samplers.refreshed import Refreshed
 from gfn.samplers.replay import Replay
 from gfn.samplers.sampler import Sampler
 
@@ -14,6 +15,7 @@ __all__ = [
     "LocalSearch",
     "Mixture",
     "OnPolicy",
+    "Refreshed",
     "Repeated",
     "Replay",
     "Sampler",
