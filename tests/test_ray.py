@@ -11,57 +11,21 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from envs.hypergrid import Classic, GridStates, Hypergrid
-from gfn.distributed import Asynchronous, Engine, InProcess, Ray, SearchError
+from envs.hypergrid import Classic, Hypergrid
+from gfn.distributed import InProcess, Ray, SearchError
 from gfn.environment import RewardError
-from gfn.objectives import Alpha, DevGrad, Objective
-from gfn.policies import UniformBackward
-from gfn.training import Report, Trainer
-from tests.stored import network
+from gfn.training import Report
+from tests.searching import STEPS, Troubled, gone, local_ray, searching
 from tests.trainers import Recorder, StopAfter, differences, snapshot
 
-pytestmark = pytest.mark.slow
-GROUPS, STEPS = 4, 15  # a step, and steps: 60 groups
+__all__ = ["local_ray"]  # a fixture
 
-
-@pytest.fixture(autouse=True)
-def _local_ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No token file in the home directory, and nothing stays."""
-    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    yield
-    import ray
-
-    left = ray.is_initialized()
-    ray.shutdown()
-    assert not left, "the last sampler that was closed ends Ray"
-
-
-class Troubled(Hypergrid):
-    """A grid that takes its time, and in one process does something unheard of as long as a file says what."""
-
-    def __init__(self, pause: float = 0.0, trouble: Path | None = None) -> None:
-        super().__init__(4, 2, Classic(r0=0.1))
-        self.pause, self.trouble = pause, trouble
-
-    def log_reward(self, states: GridStates) -> Tensor:
-        time.sleep(self.pause)
-        order = self.trouble.read_text() if self.trouble is not None and self.trouble.exists() else ""
-        if order == "fail":
-            raise RewardError("the oracle is out of order")
-        if order == "hang once":
-            self.trouble.unlink()
-            time.sleep(1000)
-        if order == "die":
-            os._exit(7)
-        return super().log_reward(states)
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("local_ray")]
 
 
 class Unsendable(Hypergrid):
@@ -91,42 +55,9 @@ class Killer:
         pass
 
 
-class Noted(Asynchronous[GridStates]):
-    """A sampler that notes which groups were trained on at which step, with their versions."""
-
-    def __init__(self, *args: Any, **settings: Any) -> None:
-        super().__init__(*args, **settings)
-        self.notes: list[tuple[int, list[int], list[int]]] = []
-
-    def __call__(self, step: int, size: int | None = None) -> Any:
-        batch = super().__call__(step, size)
-        self.notes.append((step, list(self.hub.take(self.groups)), batch.policy_version.tolist()))
-        return batch
-
-
-def trainer(engine: Engine, env: Hypergrid, staleness: int = 2, **settings: Any) -> Trainer[GridStates]:
-    policy = network(env)
-    fixed_lag = settings.pop("fixed_lag", False)
-    sampler = Noted(env, policy, engine, 4 * GROUPS, 4, staleness, fixed_lag, seed=3)
-    objective = Objective(policy, UniformBackward(env), Alpha(0.5), DevGrad())
-    return Trainer(objective, sampler, **{"steps": STEPS, "lr": 0.05, **settings})
-
-
-def gone(pid: int) -> bool:
-    """Whether a process has ended, within some seconds."""
-    for _ in range(100):
-        try:
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                return True
-        except OSError:
-            return True
-        time.sleep(0.1)
-    return False
-
-
 def test_every_group_is_trained_on_once_though_a_searcher_is_killed() -> None:
     engine = Ray(2)
-    run = trainer(engine, Troubled(pause=0.02))
+    run = searching(engine, Troubled(pause=0.02))
     killer, recorder = Killer(engine, 6), Recorder()
     run.callbacks = [killer, recorder]
     run.run()
@@ -147,17 +78,17 @@ def test_every_group_is_trained_on_once_though_a_searcher_is_killed() -> None:
 def test_with_a_fixed_lag_runs_are_the_same_bit_for_bit_with_any_engine() -> None:
     """Also where a searcher is killed, and the run goes on from a checkpoint, with another number of searchers."""
     env = Troubled(pause=0.01)
-    alone = trainer(InProcess(), env, fixed_lag=True)
+    alone = searching(InProcess(), env, fixed_lag=True)
     alone.run()
     engine = Ray(2)
-    first = trainer(engine, env, fixed_lag=True, steps=8)
+    first = searching(engine, env, fixed_lag=True, steps=8)
     first.callbacks = [Killer(engine, 4)]
     first.run()
     file = io.BytesIO()
     torch.save(first.state_dict(), file)
     first.sampler.close()
     file.seek(0)
-    second = trainer(Ray(1), env, fixed_lag=True)
+    second = searching(Ray(1), env, fixed_lag=True)
     second.load_state_dict(torch.load(file, weights_only=True))
     second.run()
     state = snapshot(second)
@@ -169,7 +100,7 @@ def test_with_a_fixed_lag_runs_are_the_same_bit_for_bit_with_any_engine() -> Non
 
 def test_what_was_on_its_way_at_a_checkpoint_is_made_again(tmp_path: Path) -> None:
     """The trainer is interrupted two updates after a checkpoint; a new one in a new Ray goes on from there."""
-    first = trainer(Ray(2), Troubled(pause=0.02), checkpoints=tmp_path, save_every=5)
+    first = searching(Ray(2), Troubled(pause=0.02), checkpoints=tmp_path, save_every=5)
     stop = StopAfter(7)
     first.stop = lambda: stop.wanted() and bool(1 / 0)  # an error that saves nothing, as a crash would be
     first.callbacks = [stop]
@@ -177,7 +108,7 @@ def test_what_was_on_its_way_at_a_checkpoint_is_made_again(tmp_path: Path) -> No
         first.run()
     first.sampler.close()
     assert [path.name for path in tmp_path.iterdir()] == ["step_000000005.pt"]
-    second = trainer(Ray(2), Troubled(pause=0.02), checkpoints=tmp_path)
+    second = searching(Ray(2), Troubled(pause=0.02), checkpoints=tmp_path)
     assert second.resume()
     second.run()
     notes = [*first.sampler.notes[:5], *second.sampler.notes]
@@ -190,7 +121,7 @@ def test_what_was_on_its_way_at_a_checkpoint_is_made_again(tmp_path: Path) -> No
 @pytest.mark.parametrize("order", ["fail", "die", "hang once"])
 def test_trouble_in_a_reward(order: str, tmp_path: Path) -> None:
     trouble = tmp_path / "trouble"
-    run = trainer(Ray(1, time_limit=2.0), Troubled(trouble=trouble), checkpoints=tmp_path / "kept")
+    run = searching(Ray(1, time_limit=2.0), Troubled(trouble=trouble), checkpoints=tmp_path / "kept")
     run.callbacks = [recorder := Recorder()]
     run.steps = 3
     run.run()
@@ -220,7 +151,7 @@ def test_trouble_in_a_reward(order: str, tmp_path: Path) -> None:
 
 
 def test_a_trainer_that_waits_in_vain_is_told_what_for() -> None:
-    run = trainer(Ray(1, timeout=12.0), Troubled(pause=1000.0))
+    run = searching(Ray(1, timeout=12.0), Troubled(pause=1000.0))
     message = (
         r"no group has come for timeout=12 s, and the trainer waits for 4: 1 groups given out, "
         r"0 trained on, 0 waiting; being made: 0 with searcher-0; .* searcher-0 at group 0 for \d+ s; 0 replaced"
@@ -234,7 +165,7 @@ def test_a_trainer_that_waits_in_vain_is_told_what_for() -> None:
 
 def test_two_runs_in_one_process_do_not_disturb_each_other() -> None:
     engines = Ray(1), Ray(1)
-    runs = [trainer(engine, Troubled()) for engine in engines]
+    runs = [searching(engine, Troubled()) for engine in engines]
     for run in runs:
         run.steps = 4
         run.run()
@@ -248,14 +179,14 @@ def test_two_runs_in_one_process_do_not_disturb_each_other() -> None:
 
 def test_what_cannot_be_sent_is_told() -> None:
     with pytest.raises(SearchError, match=r"cannot be pickled: .*lock.*; give the class a __getstate__"):
-        trainer(Ray(1), Unsendable()).run()
+        searching(Ray(1), Unsendable()).run()
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "auto"])
 def test_a_cluster_that_is_not_there(address: str) -> None:
     began = time.monotonic()
     with pytest.raises(SearchError, match=f"cannot join the Ray cluster at {address}: .*; start one with `ray start"):
-        trainer(Ray(1, address=address), Troubled()).run()
+        searching(Ray(1, address=address), Troubled()).run()
     assert time.monotonic() - began < 30
 
 

@@ -143,11 +143,13 @@ class _Striker:
         self.ordeal.struck[blow.kind] += 1
         self._due = None
         del self.pending[0]
+        if blow.kind == "trainer":
+            process.wait()
         return blow.kind == "trainer"
 
     def _bury(self, process: subprocess.Popen[bytes], family: set[Process]) -> None:
         """See that nothing is left of a trainer that has ended; of one that hangs, end everything."""
-        if self.ordeal.trouble:
+        if process.poll() is None:
             process.kill()
             proc.kill(family)
         process.wait()

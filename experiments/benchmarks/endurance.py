@@ -109,7 +109,7 @@ def account(plan: Plan, ordeal: Ordeal, directory: Path) -> tuple[list[str], lis
     """
     found = checkpoint.newest(directory / "checkpoints")
     if found is None:
-        return [], ["it has left no checkpoint"]
+        return [], [*ordeal.trouble, "it has left no checkpoint"]
     state = found[1]
     own = state["samplers"][0]
     trained: Tensor = own["trained"]

@@ -154,7 +154,7 @@ class Crew:
         try:
             answer = self.ray.get(member.task)
         except errors.RayTaskError as error:
-            self.hub.fail(_told(error, member.who))
+            self.hub.fail(_told(error, member.who) if job is not None else _unprepared(error, member.who))
         except errors.RayError as error:
             self._replace(member, f"it died: {_line(error)}")
         else:
@@ -193,6 +193,15 @@ def _line(error: Exception) -> str:
 
 def _lost_touch(error: Exception) -> SearchError:
     return SearchError(f"lost touch with Ray: {_line(error)}; the same command goes on from the last checkpoint")
+
+
+def _unprepared(error: Any, who: str) -> SearchError:
+    """Every other searcher would fail alike, so that none is started in its place."""
+    cause = error.cause if isinstance(error.cause, Exception) else error
+    return SearchError(
+        f"{who} cannot start: {type(cause).__name__}: {cause}; environment, policy and exploration, and the modules of "
+        f"their classes, have to be readable where searchers run; there: {_line(error)}"
+    )
 
 
 def _told(error: Any, who: str) -> Exception:
