@@ -14,7 +14,7 @@ from pathlib import Path
 
 from experiments.benchmarks import proc
 
-PATIENCE = 60.0  # seconds to start in
+PATIENCE = 180.0  # seconds to start in
 OBJECT_STORE = 100 * 2**20  # bytes
 
 

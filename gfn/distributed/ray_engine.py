@@ -132,10 +132,12 @@ class _Running:
         self.crew, self.finish = crew, finish
         self.waited = self.idle = 0.0  # shares of the time between the last two batches
         self._changing, self._device, self._serial = changing, device, 0
-        self._last, self._busy = time.monotonic(), 0.0
+        self._last, self._busy, self._waited = time.monotonic(), 0.0, 0.0
+        self._for_batch = False  # whether what is gathered next is a batch, and not what a checkpoint waits for
 
     def published(self, version: int) -> Weights:
         self._serial += 1
+        self._for_batch = True
         arrays = self._changing.arrays()
         on = torch.is_autocast_enabled(self._device)
         precision = torch.get_autocast_dtype(self._device) if on else None
@@ -157,11 +159,17 @@ class _Running:
                         f"no group has come for timeout={timeout:g} s, and the trainer waits for {n}: "
                         f"{self.crew.status()}; where groups take so long, raise sampler.engine.timeout"
                     )
+        self._waited += time.monotonic() - began
+        if self._for_batch:
+            self._measure()
+
+    def _measure(self) -> None:
+        """The shares of the time since the last batch, in which a checkpoint may have waited, too."""
         now, busy = time.monotonic(), self.crew.busy_seconds()
         past = max(now - self._last, 1e-9)
-        self.waited = (now - began) / past
+        self.waited = self._waited / past
         self.idle = min(max(1 - (busy - self._busy) / (past * self.crew.count), 0.0), 1.0)
-        self._last, self._busy = now, busy
+        self._last, self._busy, self._waited, self._for_batch = now, busy, 0.0, False
 
 
 def _pickled(searcher: Searcher[Any]) -> bytes:
