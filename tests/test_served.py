@@ -15,14 +15,17 @@ import torch
 
 from envs.tokens.environment import Sequences, Tokens
 from envs.tokens.language_model import LanguageModel, reference
+from envs.tokens.pretrained import causal_model
 from gfn.distributed import SearchError
 from gfn.distributed.searcher import seed_of
 from gfn.exploration import NoExploration, Tempered
 from gfn.objectives import Alpha, DevGrad, Objective
 from gfn.training import Trainer
 from gfn.trajectories import Trajectories
+from tests.composing import built
 from tests.fake_vllm import FakeVLLM
 from tests.serving import COMPLETIONS, LOAD, adapted, moved, sampler, scored
+from tests.small_language_models import write_model
 from tests.tiny_models import completing, llama
 
 
@@ -193,6 +196,29 @@ def test_without_need_the_kind_of_log_probabilities_is_not_asked_for(server: Fak
     scored(drawn.searcher.policy, drawn(0))
     assert server.count(COMPLETIONS) == 2
     drawn.close()
+
+
+@pytest.mark.slow
+def test_the_config_trains_and_keeps_its_adapters_in_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GFN_TRUST", "tests")
+    model = write_model(tmp_path / "model")
+    server = FakeVLLM(causal_model(str(model)), str(model), 256, eos=0)
+    chosen = ["env=problems", f"env.model={model}", "env.stops=[a,e]", "policy.lora_rank=2", "evaluator.n_samples=8"]
+    chosen += ["env.verifier=tests.small_language_models.vowels", "evaluator.conditions=2", "sampler=asynchronous"]
+    chosen += [
+        "sampler/engine=vllm",
+        f"sampler.engine.url={server.url}",
+        "sampler.batch_size=8",
+        "sampler.group_size=4",
+    ]
+    run = built(tmp_path / "run", *chosen, "trainer.steps=2", "logger=quiet", "evaluator.every=2")
+    report = run.trainer.run()
+    assert report is not None
+    assert (report.step, report.metrics["requests_lost"]) == (2, 0)
+    assert {Path(root).parent for root in server.adapters.values()} == {tmp_path / "run" / "adapters"}
+    run.parts["sampler"].close()
+    assert server.adapters == {}
+    server.close()
 
 
 def test_several_groups_may_share_a_number(server: FakeVLLM, folder: Path) -> None:
