@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 
 from envs.synthesis.templates import OWN as OWN_TEMPLATES
 from tests.composing import SMALL, built, composed, leaves
+from tests.small_digits import CACHE as DIGITS_CACHE
 from tests.small_language_models import write_model, write_questions
 from tests.test_configs import NEEDED, OPTIONS
 from tests.test_seh import random_arrays, write
@@ -69,6 +70,8 @@ O=C(O)c1ccccc1,c,1
 C[C@H](N)C(=O)O,d,2
 """
 DIFFUSION = ("env=diffusion", "policy=diffusion", "env.steps=3", "backward=noising", "trainer.lr=0.1", *FEW[:1])
+DIGITS = ("env=digits", "policy=images", "backward=noising_images", DIGITS_CACHE, "env.steps=3", *FEW[:1])
+DENOISING = (*DIGITS, "objective=denoising", "sampler=data", "++sampler.data=envs.diffusion.digits.real_images")
 BRIDGE = (*DIFFUSION[:3], "backward=bridge", *DIFFUSION[4:])
 DENSITY = (*DIFFUSION, "env/target=user", "++env.target.function=tests.toy.bowl", "++env.target.dim=3")
 # key: (overrides that bring it in, another value)
@@ -230,7 +233,7 @@ CHANGES: dict[str, tuple[tuple[str, ...], str]] = {
     "env.min_tokens": (TOKENS, "1"),
     "env.temperature": (TOKENS, "0.1"),
     "env.cut_reward": (TOKENS, "-1.0"),
-    "backward.reset_every": (EXPRESSIONS, "1"),
+    "backward.reset_every": (PROBLEMS, "1"),
     "env.task.low": (EXPRESSIONS, "20"),
     "env.task.high": (EXPRESSIONS, "12"),
     "policy.temperature": (EXPRESSIONS, "0.5"),
@@ -276,6 +279,10 @@ CHANGES: dict[str, tuple[tuple[str, ...], str]] = {
     "backward.process.sigma": (DIFFUSION, "3.0"),
     "backward.process.power": (BRIDGE, "2.0"),
     "backward.process.rest": (DIFFUSION, "0.1"),
+    "env.classes": (DIGITS, "odd"),
+    "policy.patch": (DENOISING, "2"),
+    "policy.heads": ((*DENOISING, "trainer.lr=0.1"), "2"),
+    "objective.decay": (DENOISING, "0.5"),
     "exploration.std": ((*DIFFUSION, "exploration=noise"), "2.0"),
     "logger.metrics.every": ((), "2"),
     "logger.metrics.path": ((), "${run}/other.jsonl"),
@@ -308,6 +315,8 @@ ELSEWHERE |= {f"sampler.engine.{name}" for name in ("time_limit", "timeout", "ob
 ELSEWHERE |= {f"sampler.engine.{name}" for name in ("url", "model", "directory", "requests")}
 # The gradient is the same by design: test_chunks.
 ELSEWHERE |= {"trainer.checkpoint_transitions"}
+# test_digits (data and root) and test_tuned (run).
+ELSEWHERE |= {"env.data", "env.root", "policy.run"}
 
 
 @cache
@@ -342,6 +351,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         for name, path in names.items():
             patch.setenv(name, str(path))
         patch.setenv("FGFN_TEST_CACHE", str(folder / "cache"))
+        patch.setattr("envs.diffusion.classifier.UPDATES", 20)
         yield
 
 

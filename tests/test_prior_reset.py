@@ -20,7 +20,7 @@ from gfn.schedules import Cosine
 from gfn.training import Trainer
 from tests.trainers import Recorder, differences, snapshot
 
-ENV = Tokens(Sums(2), max_tokens=2, temperature=1.0, listed=True)
+ENV = Tokens(Sums(2), max_tokens=2, temperature=0.5, listed=True)
 GRAPH = exact.state_graph(ENV)
 
 
