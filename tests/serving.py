@@ -37,7 +37,9 @@ def moved(policy: LanguageModel, seed: int) -> LanguageModel:
 
 def sampler(server: FakeVLLM, folder: Path, policy: Any, env: Any, staleness: int = 1, **settings: Any) -> Any:
     """Batches of two groups of three."""
-    own = {name: settings.pop(name) for name in ("model", "requests", "time_limit", "timeout") if name in settings}
+    own = {
+        name: settings.pop(name) for name in ("model", "requests", "time_limit", "timeout", "stop") if name in settings
+    }
     engine = Served(**{"model": "base", "directory": folder, "url": server.url, "requests": 2, **own})
     return Asynchronous(env, policy, engine, 6, 3, staleness, seed=7, **settings)
 

@@ -15,7 +15,7 @@ from envs.tokens.environment import Tokens
 from envs.tokens.language_model import LanguageModel
 from envs.tokens.served import Served
 from envs.tokens.server import Sampling, Server
-from gfn.distributed import Asynchronous, SearchError
+from gfn.distributed import Asynchronous, Interrupted, SearchError
 from gfn.environment import RewardError
 from gfn.exploration import EpsilonUniform, Tempered
 from tests.fake_vllm import FakeVLLM
@@ -167,6 +167,15 @@ def test_a_trainer_that_waits_in_vain_is_told_what_for(server: FakeVLLM, folder:
     server.trouble(COMPLETIONS, "hang")
     message = r"no group has come for timeout=1 s, and the trainer waits for 2: 1 groups given out.* 0 with request-0"
     with pytest.raises(SearchError, match=message):
+        drawn(0)
+    drawn.close()
+
+
+def test_a_trainer_that_waits_may_be_stopped(server: FakeVLLM, folder: Path) -> None:
+    env = completing()
+    drawn = sampler(server, folder, adapted(env), env, 0, stop=lambda: server.count(COMPLETIONS) > 0)
+    server.trouble(COMPLETIONS, "hang", "hang")
+    with pytest.raises(Interrupted, match=r"asked to stop while the trainer waits for 2 groups: \d groups given out"):
         drawn(0)
     drawn.close()
 

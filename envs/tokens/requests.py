@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -13,7 +13,8 @@ from envs.tokens.connections import LostError, ServerError
 from envs.tokens.environment import EMPTY, Sequences, Tokens
 from envs.tokens.language_model import LanguageModel
 from envs.tokens.server import Completion, Sampling
-from gfn.distributed import Hub, Searcher, SearchError
+from gfn import processes
+from gfn.distributed import Hub, Interrupted, Searcher, SearchError
 from gfn.distributed.hub import Job, Weights
 from gfn.distributed.searcher import seed_of
 from gfn.environment import checked_log_reward
@@ -23,6 +24,7 @@ from gfn.trajectories import Trajectories
 
 RESTORES = 3  # of adapters for one group, after which the server does not keep them
 PARTING = 5.0  # seconds for threads to end
+GLANCE = 0.5  # seconds after which whoever waits asks whether to stop
 
 
 class Requests:
@@ -86,16 +88,22 @@ class Requests:
         self.adapters.keep(used | {name})
         return Weights(version, self._serial, name)
 
-    def gather(self, n: int, timeout: float) -> None:
+    def gather(self, n: int, timeout: float, stop: Callable[[], bool]) -> None:
         """Return when the next ``n`` groups are there.
 
         Raises:
             SearchError: if none comes for ``timeout`` seconds; whatever a request failed with.
+            Interrupted: if ``stop`` says so.
         """
-        began = time.monotonic()
+        began = last = time.monotonic()
+        asks = not self.hub.fixed_lag and processes.count() == 1
         with self.hub.changed:
             while not self.hub.ready(n):
-                if not self.hub.wait_for_group(timeout):
+                if asks and stop():
+                    raise Interrupted(f"asked to stop while the trainer waits for {n} groups: {self.status()}")
+                if self.hub.wait_for_group(min(GLANCE, timeout)):
+                    last = time.monotonic()
+                elif time.monotonic() - last >= timeout:
                     raise SearchError(
                         f"no group has come for timeout={timeout:g} s, and the trainer waits for {n}: {self.status()}; "
                         "where groups take so long, raise sampler.engine.timeout"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from envs.tokens.server import Server
 from gfn.distributed import Hub, Searcher, SearchError
 from gfn.distributed.hub import Weights
 from gfn.exploration import Exploration, NoExploration
+from gfn.training import never
 
 INSTEAD = "or use sampler/engine=ray, whose searchers sample as this process does"
 GREETING = 30.0  # seconds a server has to say what it serves
@@ -40,6 +42,7 @@ class Served:
         requests: groups that are asked for at once.
         time_limit: seconds for one group, or for loading adapters.
         timeout: seconds without any group after which training stops.
+        stop: asked while the trainer waits for a batch, as by :class:`gfn.distributed.Ray`.
 
     Raises:
         ValueError: if a number is out of range, or the address is none.
@@ -53,13 +56,14 @@ class Served:
         requests: int = 8,
         time_limit: float = 600.0,
         timeout: float = 1800.0,
+        stop: Callable[[], bool] = never,
     ) -> None:
         if requests < 1 or time_limit <= 0 or timeout <= 0:
             raise ValueError(
                 f"Served: needs requests >= 1, time_limit > 0 and timeout > 0, got {requests=} {time_limit=} {timeout=}"
             )
         self.model, self.directory, self.url = model, Path(directory).expanduser().resolve(), url
-        self.requests, self.time_limit, self.timeout = requests, time_limit, timeout
+        self.requests, self.time_limit, self.timeout, self.stop = requests, time_limit, timeout, stop
         Server(url)  # refuses what is no address
         self._running: Requests | None = None
 
@@ -119,7 +123,7 @@ class Served:
         return self._now.published(version)
 
     def gather(self, n: int) -> None:
-        self._now.gather(n, self.timeout)
+        self._now.gather(n, self.timeout, self.stop)
 
     def settings(self) -> dict[str, float]:
         """Shares of time for which the trainer waited and requests were idle, and how often the server failed."""
