@@ -15,6 +15,8 @@ from experiments.build import checked
 from experiments.check import required
 from experiments.schema import ConfigError
 from tests.composing import CONFIGS, SMALL, built, composed
+from tests.small_digits import CACHE as DIGITS_CACHE
+from tests.small_digits import write_prior
 from tests.small_language_models import write_model, write_questions
 from tests.test_seh import random_arrays, write
 
@@ -31,6 +33,8 @@ PROBLEMS = [
     "sampler.sampler.sampler.group_size=4",
 ]
 QUESTIONS = "env.source.path=${oc.env:FGFN_TEST_QUESTIONS}"
+TARGETS = ("gaussians25", "gaussians40", "funnel", "many_well", "conditional")
+DIGITS = ["env=digits", DIGITS_CACHE, "env.steps=3", "policy.width=8", "evaluator.n_samples=16"]
 DIFFUSION = ["env=diffusion", "env.steps=3", "policy.width=8", "evaluator.n_samples=16"]
 NEEDED = {  # options that leave a value to the user, or go with others
     "balance/detailed": ["flow=mlp"],
@@ -80,12 +84,18 @@ NEEDED = {  # options that leave a value to the user, or go with others
     "sampler/source/on_policy": ["sampler=refreshed"],
     "sampler/source/asynchronous": ["sampler=refreshed"],
     "env/diffusion": DIFFUSION,
-    **{f"env/target/{name}": DIFFUSION for name in ("gaussians25", "gaussians40", "funnel", "many_well", "conditional")},
+    **{f"env/target/{name}": DIFFUSION for name in TARGETS},
     "env/target/user": [*DIFFUSION, "++env.target.function=tests.toy.bowl", "++env.target.dim=3"],
     "policy/diffusion": DIFFUSION,
     "backward/bridge": DIFFUSION,
     "backward/noising": DIFFUSION,
     "exploration/noise": DIFFUSION,
+    "backward/noising_images": DIGITS,
+    "env/digits": DIGITS,
+    "policy/images": DIGITS,
+    "policy/tuned": [*DIGITS[:3], "evaluator.n_samples=16"],
+    "backward/initial": DIGITS,
+    "objective/denoising": [*DIGITS, "sampler=data", "++sampler.data=envs.diffusion.digits.real_images"],
     "sampler/engine/in_process": ["sampler=asynchronous"],
     "sampler/engine/ray": ["sampler=asynchronous"],
     "sampler/engine/vllm": ["env=problems", MODEL, "sampler=asynchronous"],
@@ -99,7 +109,7 @@ OPTIONS = [f for f in FILES if "/" in f and not f.startswith("experiment/")]
 EXPERIMENTS = [f.removeprefix("experiment/") for f in FILES if f.startswith("experiment/")]
 
 
-OTHERS = ("env=synthesis", "env=tokens", "env=problems", "env=diffusion")
+OTHERS = ("env=synthesis", "env=tokens", "env=problems", "env=diffusion", "env=digits")
 
 
 def overrides_for(option: str) -> list[str]:
@@ -125,7 +135,14 @@ def language_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("FGFN_TEST_MODEL", str(write_model(folder / "model")))
         patch.setenv("FGFN_TEST_QUESTIONS", str(write_questions(folder / "questions.jsonl")))
         patch.setenv("FGFN_TEST_CACHE", str(folder / "cache"))
+        patch.setattr("envs.diffusion.classifier.UPDATES", 20)
         yield
+
+
+@pytest.fixture(scope="module")
+def digits_prior(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that experiments on digits begin with."""
+    return write_prior(tmp_path_factory.mktemp("digits") / "prior")
 
 
 def test_no_config_is_forgotten() -> None:
@@ -135,13 +152,15 @@ def test_no_config_is_forgotten() -> None:
 
 @pytest.mark.parametrize("option", OPTIONS)
 def test_option_fits_the_code_and_trains(
-    option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weights: Path
+    option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weights: Path, request: pytest.FixtureRequest
 ) -> None:
     monkeypatch.setenv("GFN_TRUST", "tests")
     if option in TREE_ONLY | ELSEWHERE_READ:
         checked(composed(*overrides_for(option)))
         return
     given = [f"env.reward.weights={weights}"] if option == "env/reward/seh" else []
+    if option == "policy/tuned":
+        given = [f"policy.run={request.getfixturevalue('digits_prior')}"]
     if option == "backward/prior":
         built(tmp_path / "before", *SMALL, "trainer.save_every=1").trainer.run()
         config = OmegaConf.to_yaml(composed(*SMALL, run=str(tmp_path / "before")), resolve=True)
@@ -169,13 +188,19 @@ def _marked(experiment: str) -> Any:
 
 
 @pytest.mark.parametrize("experiment", map(_marked, EXPERIMENTS))
-def test_experiment_trains_two_steps_and_resumes(experiment: str, tmp_path: Path, weights: Path) -> None:
+def test_experiment_trains_two_steps_and_resumes(
+    experiment: str, tmp_path: Path, weights: Path, request: pytest.FixtureRequest
+) -> None:
     common = [f"experiment={experiment}", "logger=quiet", "logger.metrics.every=1", "evaluator.n_samples=16"]
     small = {
         "tokens/expressions": ["policy.pretraining_steps=2", CACHE, "evaluator.n_samples=32"],
         "tokens/additions": [MODEL, "evaluator.conditions=8"],
     }
     common += small.get(experiment, [])
+    if experiment.startswith("digits/"):
+        common += [DIGITS_CACHE, "env.steps=3"]
+        given = "" if experiment == "digits/prior" else request.getfixturevalue("digits_prior")
+        common += [f"policy.run={given}"] if given else ["policy.width=8"]
     if experiment.startswith("bits/"):
         common += ["evaluator.test_states=4", "evaluator.backward_samples=1"]
     if "seh" in composed(*common).env.get("reward", {}).get("_target_", "").lower():

@@ -183,11 +183,9 @@ class Diffusion(Environment[Points]):
         return sum(each) / len(each)
 
     def paint(self, states: Points, figure: Any) -> None:
-        """Terminal states by their first two coordinates, beside exact samples if there are any."""
-        from envs.diffusion.painting import paint_points
-
+        """Terminal states as their target shows them, beside exact samples if there are any."""
         exact = self.exact_terminal(states, torch.Generator(states.x.device).manual_seed(1))
-        paint_points(figure, states.x, None if exact is None else exact.x, self.target.reach)
+        self.target.paint(figure, states.x, None if exact is None else exact.x)
 
     def to(self, device: torch.device | str) -> Self:
         moved = super().to(device)

@@ -16,14 +16,19 @@ def paint_points(figure: Any, x: Tensor, exact: Tensor | None, reach: float) -> 
         axis.set(title=title, xlim=(-reach, reach), ylim=(-reach, reach), xlabel="x0", ylabel="x1", aspect="equal")
 
 
-def paint_images(figure: Any, images: Tensor, columns: int = 16) -> None:
+def paint_images(figure: Any, images: Tensor) -> None:
     """Images ``[N, H, W]`` with values in [−1, 1] as a grid of dark on white."""
-    rows = -(-len(images) // columns)
+    axis = figure.subplots()
+    axis.imshow(-sheet(images).cpu().numpy(), cmap="gray", vmin=-1, vmax=1)
+    axis.set_axis_off()
+
+
+def sheet(images: Tensor, columns: int = 16) -> Tensor:
+    """Images ``[N, H, W]`` side by side in rows, with a line of −1 after each: ``[rows (H + 1), columns (W + 1)]``."""
     height, width = images.shape[1:]
-    sheet = images.new_full((rows * (height + 1), columns * (width + 1)), -1.0)
+    rows = -(-len(images) // columns)
+    whole = images.new_full((rows * (height + 1), columns * (width + 1)), -1.0)
     for i, image in enumerate(images):
         top, left = i // columns * (height + 1), i % columns * (width + 1)
-        sheet[top : top + height, left : left + width] = image
-    axis = figure.subplots()
-    axis.imshow(-sheet.cpu().numpy(), cmap="gray", vmin=-1, vmax=1)
-    axis.set_axis_off()
+        whole[top : top + height, left : left + width] = image
+    return whole

@@ -9,11 +9,13 @@ import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
+
+from envs.diffusion.painting import paint_points
 
 
 class Target(ABC):
@@ -26,9 +28,11 @@ class Target(ABC):
         log_z: exact log Z of each label, float64 ``[n_labels]``; None where it is not known.
         sampled: whether :meth:`sample` draws exactly.
         reach: a length within which the mass lies, for pictures.
+        shape: height and width, if the points are images; None if they are not.
     """
 
     dim: int
+    shape: tuple[int, int] | None = None
     n_labels: int = 1
     mode_count: int | None = None
     log_z: Tensor | None = None
@@ -50,6 +54,10 @@ class Target(ABC):
     def summary(self, x: Tensor, label: Tensor) -> Mapping[str, float]:
         """Figures of its own about samples ``[N, D]``."""
         return {}
+
+    def paint(self, figure: Any, x: Tensor, exact: Tensor | None) -> None:
+        """Fill a figure of matplotlib with samples ``[N, D]``, and with exact ones if there are any."""
+        paint_points(figure, x, exact, self.reach)
 
     def to(self, device: torch.device | str) -> Self:
         """A copy whose tensors and networks live on ``device``."""

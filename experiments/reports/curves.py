@@ -40,10 +40,12 @@ class Group:
     Attributes:
         label: what sets them apart from other groups.
         lines: the metrics of each run.
+        directories: where each run is.
     """
 
     label: str
     lines: tuple[list[dict[str, Any]], ...]
+    directories: tuple[Path, ...] = ()
 
 
 def load(directories: Sequence[Path]) -> list[Group]:
@@ -63,11 +65,14 @@ def load(directories: Sequence[Path]) -> list[Group]:
     differing = sorted(k for k in {k for c in configs for k in c} if len({str(c.get(k)) for c in configs}) > 1)
     last = [key.rpartition(".")[2] for key in differing]
     names = {key: short if last.count(short) == 1 else key for key, short in zip(differing, last, strict=True)}
-    grouped: dict[str, list[list[dict[str, Any]]]] = {}
+    grouped: dict[str, list[Path]] = {}
     for directory, config in zip(directories, configs, strict=True):
         label = ", ".join(f"{names[k]} = {config[k]}" for k in differing if config.get(k) is not None) or "all"
-        grouped.setdefault(label, []).append(read_lines(directory / "metrics.jsonl"))
-    return [Group(label, tuple(lines)) for label, lines in sorted(grouped.items())]
+        grouped.setdefault(label, []).append(directory)
+    return [
+        Group(label, tuple(read_lines(path / "metrics.jsonl") for path in paths), tuple(paths))
+        for label, paths in sorted(grouped.items())
+    ]
 
 
 def _with_short_schedules(node: Any) -> Any:
