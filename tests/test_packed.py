@@ -13,6 +13,7 @@ from envs.tokens.language_model import LanguageModel, of_similar_length
 from envs.tokens.next_token import NextToken
 from envs.tokens.packed import Packed, worthwhile
 from envs.tokens.pretrained import with_lora
+from gfn.trajectories import Trajectories
 from tests.test_language_model import assert_scored, counted, sampled
 from tests.tiny_models import FAMILIES, completing, llama, read_alone
 
@@ -184,3 +185,16 @@ def test_log_probabilities_in_pieces(cached: int, monkeypatch: pytest.MonkeyPatc
         NextToken(logits).log_prob(actions), logits.log_softmax(1)[torch.arange(5), actions], atol=1e-12, rtol=0
     )
     assert torch.autograd.gradcheck(lambda x: NextToken(x).log_prob(actions), logits)
+
+
+def test_those_that_end_at_once_beside_a_part_of_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One part is left then, and it is not the whole batch."""
+    env = completing()
+    policy = LanguageModel(env, FAMILIES["llama"]())
+    t = sampled(env, policy, each=40)
+    shortest, longest = t[t.lengths == 1], t[t.lengths == int(t.lengths.max())]
+    both = Trajectories.cat([longest, shortest, longest])
+    assert len(shortest) > 2
+    monkeypatch.setattr(language_model, "PASS", 0)
+    assert [len(part) for part in of_similar_length(both.lengths - 1)] == [2 * len(longest)]
+    assert_scored(env, policy, both)

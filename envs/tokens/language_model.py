@@ -127,8 +127,8 @@ class LanguageModel(Policy[Sequences]):
         written = written.where(inside, EMPTY)
         parts = of_similar_length(lengths - 1)
         for rows in parts:
-            if len(parts) == 1:
-                context.select(row)
+            if len(parts) == 1:  # of all rows, or of those that go on at all
+                context.select(row[rows])
             here = context if len(parts) == 1 else context.of(row[rows])
             place = torch.full_like(lengths, -1).index_put((rows,), torch.arange(len(rows), device=rows.device))
             steps = (rest & (place[t.row] >= 0)).nonzero().squeeze(1)
