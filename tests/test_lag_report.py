@@ -25,20 +25,22 @@ def written(folder: Path, name: str, lag: int, seed: int, distances: list[float]
 
 
 def test_runs_are_told_apart_and_the_harmed_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for seed, late in enumerate(([3.0, 0.5, 0.1, 0.3], [3.0, 0.5, 0.2, 0.4], [3.0, 9.0, 9.0, 8.0])):
+    for seed, late in enumerate(([3.0, 0.5, 0.1, 0.3], [3.0, 0.5, 0.2, 0.4], [3.0, 9.0, 8.0, 9.0])):
         written(tmp_path, "tb", 50, seed, late, "Grid")
     written(tmp_path, "tb", 0, 0, [3.0, 0.1, 0.1, 0.1], "Grid")
     written(tmp_path, "ppo", 0, 0, [3.0, 0.5, 0.2], "Grid")  # broke off after 30 of 40 updates
     written(tmp_path, "tb", 0, 0, [1.0, 1.0, 1.0, 1.0], "Text")
+    written(tmp_path, "tb", 5, 0, [], "Text")
     assert main([f"{tmp_path}/*_*", f"out={tmp_path / 'out'}"]) == 0
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
     assert rows == [
         "| method | lag | seeds | worse | KL(policy‖target), nats | modes kept |",
-        "| ppo | 0 | 1 | 1 | 0.5 | 4 |",
+        "| ppo | 0 | 1 | 1 | 0.2 | 4 |",
         "| tb | 0 | 1 | 0 | 0.1 | 4 |",
         "| tb | 50 | 3 | 1 | 0.4 (0.3–9) | 3 (2–4) |",
         "| method | lag | seeds | worse | KL(policy‖target), nats | right and distinct |",
         "| tb | 0 | 1 | 0 | 1 | 10 |",
+        "| tb | 5 | 1 | 1 | – | – |",
     ]
     assert (tmp_path / "out" / "lag.png").stat().st_size > 10_000
     assert (tmp_path / "out" / "lag.md").read_text(encoding="utf-8") == table(load(sorted(tmp_path.glob("*_*"))))
@@ -50,5 +52,6 @@ def test_what_has_no_exact_distance_is_refused(tmp_path: Path, capsys: pytest.Ca
     with pytest.raises(RunError, match="is not a run directory"):
         load([tmp_path])
     run = written(tmp_path, "tb", 0, 0, [], "Grid")
+    (run / "metrics.jsonl").write_text(json.dumps({"step": 40, "loss": 1.0}) + "\n", encoding="utf-8")
     with pytest.raises(RunError, match="has no exact distance from its target"):
         load([run])

@@ -3,8 +3,9 @@
     python -m experiments.reports.lag 'runs/grid_lag/*/*' 'runs/expr_lag/*/*' out=report
 
 takes runs that differ in ``name`` (the method), ``sampler.lag`` and ``seed``, those of several environments apart, and
-writes ``lag.png`` and ``lag.md``. Values are medians of the last three evaluations of a run, then of the seeds, with
-their range. A run counts as worse if it ends further from the target than at its first evaluation, or does not end.
+writes ``lag.png`` and ``lag.md``. Values are medians over the last quarter of a run's evaluations, then over seeds, with
+their range. A run counts as worse if it ends further from the target than at its first evaluation, or does not end; one
+that broke off before any evaluation counts nowhere else.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ COLUMNS = {
     "eval/log_z_importance": "importance log Ẑ",
 }
 DRAWN = (DISTANCE, "eval/regions_kept", "eval/unique_right")
-LATE = 3  # evaluations at the end
+LATE = 4  # one part in so many of the evaluations is the end
 
 
 @dataclass(frozen=True)
@@ -57,12 +58,12 @@ class Outcome:
 
     def late(self, name: str) -> float:
         """The median of the last evaluations."""
-        return statistics.median(line[name] for line in self.evaluations[-LATE:])
+        return statistics.median(line[name] for line in self.evaluations[-max(1, len(self.evaluations) // LATE) :])
 
     @property
     def worse(self) -> bool:
         """Whether training did harm."""
-        return not self.ended or self.late(DISTANCE) > self.evaluations[0][DISTANCE]
+        return not self.ended or not self.evaluations or self.late(DISTANCE) > self.evaluations[0][DISTANCE]
 
 
 def load(directories: Sequence[Path]) -> list[Outcome]:
@@ -82,10 +83,10 @@ def _outcome(directory: Path) -> Outcome:
     config = yaml.safe_load((directory / "config.yaml").read_text(encoding="utf-8"))
     lines = read_lines(directory / "metrics.jsonl")
     evaluations = [line for line in lines if DISTANCE in line]
-    if not evaluations:
+    ended = bool(lines) and lines[-1]["step"] == config["trainer"]["steps"]
+    if ended and not evaluations:
         raise RunError(f"{directory} has no exact distance from its target ({DISTANCE}); see evaluator.exact")
     environment = config["env"]["_target_"].rpartition(".")[2]
-    ended = lines[-1]["step"] == config["trainer"]["steps"]
     return Outcome(environment, config["name"], config["sampler"].get("lag", 0), evaluations, ended)
 
 
@@ -98,7 +99,11 @@ def _of(outcomes: Sequence[Outcome], **wanted: Any) -> list[Outcome]:
 
 
 def _known(outcomes: Sequence[Outcome], names: Sequence[str]) -> list[str]:
-    return [name for name in names if all(name in o.evaluations[-1] for o in outcomes)]
+    return [name for name in names if all(name in o.evaluations[-1] for o in outcomes if o.evaluations)]
+
+
+def _late(outcomes: Sequence[Outcome], name: str) -> list[float]:
+    return [o.late(name) for o in outcomes if o.evaluations]
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
@@ -113,7 +118,8 @@ def table(outcomes: Sequence[Outcome]) -> str:
             for lag in _values(here, "lag"):
                 group = _of(here, method=method, lag=lag)
                 if group:
-                    cells = [cell([o.late(name) for o in group]) for name in names]
+                    values = [_late(group, name) for name in names]
+                    cells = [cell(v) if v else "–" for v in values]
                     first = [method, str(lag), str(len(group)), str(sum(o.worse for o in group))]
                     rows.append("| " + " | ".join([*first, *cells]) + " |")
         parts.append("\n".join(rows))
@@ -149,7 +155,7 @@ def draw(outcomes: Sequence[Outcome], path: Path) -> None:
 def _draw_panel(axis: Any, outcomes: Sequence[Outcome], methods: Sequence[str], name: str) -> None:
     lags, half = _values(outcomes, "lag"), -(-len(methods) // 2)  # so many colours, each in two styles
     for i, method in enumerate(methods):
-        groups = {lag: [o.late(name) for o in _of(outcomes, method=method, lag=lag)] for lag in lags}
+        groups = {lag: _late(_of(outcomes, method=method, lag=lag), name) for lag in lags}
         groups = {lags.index(lag): values for lag, values in groups.items() if values}
         places, colour = list(groups), COLOURS[i % half % len(COLOURS)]
         look = {"linestyle": STYLES[i // half], "marker": "os"[i // half], "markersize": 4, "color": colour}
