@@ -3,8 +3,8 @@
     python -m experiments.reports.lag 'runs/grid_lag/*/*' 'runs/expr_lag/*/*' out=report
 
 takes runs that differ in ``name`` (the method), ``sampler.lag`` and ``seed``, those of several environments apart, and
-writes ``lag.png`` and ``lag.md``. Values are medians over the last quarter of a run's evaluations, then over seeds, with
-their range. A run counts as worse if it ends further from the target than at its first evaluation, or does not end; one
+writes ``lag.png`` and ``lag.md``. Values are medians over the last quarter of a run's evaluations, then over seeds,
+with their range. A run counts as worse if it ends further from the target than at its first evaluation, or does not end; one
 that broke off before any evaluation counts nowhere else.
 """
 
