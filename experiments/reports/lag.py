@@ -4,8 +4,8 @@
 
 takes runs that differ in ``name`` (the method), ``sampler.lag`` and ``seed``, those of several environments apart, and
 writes ``lag.png`` and ``lag.md``. Values are medians over the last quarter of a run's evaluations, then over seeds,
-with their range. A run counts as worse if it ends further from the target than at its first evaluation, or does not end; one
-that broke off before any evaluation counts nowhere else.
+with their range. A run counts as worse if it ends further from the target than at its first evaluation, or does not
+end; one that broke off before any evaluation counts nowhere else.
 """
 
 from __future__ import annotations
