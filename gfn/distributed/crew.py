@@ -188,7 +188,9 @@ def _doing(member: _Member) -> str:
 
 
 def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:500]
+    """What it says, in one line; of a long one, beginning and end, where Ray puts the cause."""
+    text = " ".join(str(error).split())
+    return text if len(text) <= 600 else f"{text[:300]} … {text[-300:]}"
 
 
 def _lost_touch(error: Exception) -> SearchError:
