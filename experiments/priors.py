@@ -5,18 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 
 from envs.diffusion.environment import Diffusion, Points
+from envs.diffusion.guided import Guided
 from experiments.runs import RunError, open_run
 from experiments.schema import ConfigError
 from gfn.checkpoint import CheckpointError
 from gfn.policies import Policy
 
 
-def tuned(env: Diffusion, run: Path) -> Policy[Points]:
+def tuned(env: Diffusion, run: Path, guidance: float = 0.0) -> Policy[Points]:
     """The policy of a finished run of a diffusion process, to be trained on.
 
     Args:
         env: what it is trained on: the run's own environment, but for the reward.
         run: directory of that run.
+        guidance: with it, steps of images are at first moved along ∇ log R so much; see
+            :class:`envs.diffusion.guided.Guided`.
 
     Raises:
         ValueError: if there is no such run with a sound checkpoint, or it does not fit.
@@ -37,7 +40,7 @@ def tuned(env: Diffusion, run: Path) -> Policy[Points]:
         raise ValueError(
             f"{run} was made for {kind}, and this is {_form(env)}: train a prior with this environment's data and steps"
         )
-    return parts["policy"]
+    return parts["policy"] if guidance == 0 else Guided(env, parts["policy"], guidance)
 
 
 def _form(env: Diffusion) -> str:

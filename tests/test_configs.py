@@ -94,7 +94,6 @@ NEEDED = {  # options that leave a value to the user, or go with others
     "env/digits": DIGITS,
     "policy/images": DIGITS,
     "policy/tuned": [*DIGITS[:3], "evaluator.n_samples=16"],
-    "backward/initial": DIGITS,
     "objective/denoising": [*DIGITS, "sampler=data", "++sampler.data=envs.diffusion.digits.real_images"],
     "sampler/engine/in_process": ["sampler=asynchronous"],
     "sampler/engine/ray": ["sampler=asynchronous"],

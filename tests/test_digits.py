@@ -15,6 +15,7 @@ from envs.diffusion import classifier as classifiers
 from envs.diffusion.denoising import Denoising
 from envs.diffusion.digits import Digits, Images, digits, evenness, mnist, real_images, small_digits
 from envs.diffusion.environment import Diffusion
+from envs.diffusion.guided import Guided
 from envs.diffusion.painting import sheet
 from envs.diffusion.policies import Reversed
 from envs.diffusion.processes import Noising
@@ -163,6 +164,23 @@ def test_relative_balance_begins_with_the_reward(tmp_path: Path) -> None:
     loss, _ = objective(t)
     loss.backward()
     assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in policy.parameters())
+
+
+@pytest.mark.usefixtures("float64")
+def test_guidance_moves_steps_along_the_gradient_of_the_reward(tmp_path: Path) -> None:
+    env = small(tmp_path)
+    policy = policy_of(env)
+    t = rollout(env, policy, env.reset(4), generator=torch.Generator().manual_seed(0))
+    plain, guided = policy.distribution(t.sources), Guided(env, policy, 0.5).distribution(t.sources)
+    clean = policy.clean(t.sources).detach().requires_grad_()
+    (gradient,) = torch.autograd.grad(env.target.log_density(clean, t.sources.label).sum(), clean)
+    small_enough = (plain.std * gradient).abs() < 1
+    wanted = plain.mean + 0.5 * plain.std.square() * gradient
+    assert bool(small_enough.any())
+    assert torch.allclose(guided.mean[small_enough], wanted[small_enough])
+    assert bool(((guided.mean - plain.mean).abs() <= 0.5 * plain.std + 1e-12).all())
+    assert guided.std.equal(plain.std)
+    check_policy(Guided(env, policy), env, n=8)
 
 
 def test_images_on_a_sheet() -> None:

@@ -14,7 +14,6 @@ from omegaconf import OmegaConf
 from envs.synthesis.templates import OWN as OWN_TEMPLATES
 from tests.composing import SMALL, built, composed, leaves
 from tests.small_digits import CACHE as DIGITS_CACHE
-from tests.small_digits import CACHE as DIGITS_CACHE
 from tests.small_language_models import write_model, write_questions
 from tests.test_configs import NEEDED, OPTIONS
 from tests.test_seh import random_arrays, write
@@ -71,8 +70,6 @@ O=C(O)c1ccccc1,c,1
 C[C@H](N)C(=O)O,d,2
 """
 DIFFUSION = ("env=diffusion", "policy=diffusion", "env.steps=3", "backward=noising", "trainer.lr=0.1", *FEW[:1])
-DIGITS = ("env=digits", "policy=images", "backward=noising_images", DIGITS_CACHE, "env.steps=3", *FEW[:1])
-DENOISING = (*DIGITS, "objective=denoising", "sampler=data", "++sampler.data=envs.diffusion.digits.real_images")
 DIGITS = ("env=digits", "policy=images", "backward=noising_images", DIGITS_CACHE, "env.steps=3", *FEW[:1])
 DENOISING = (*DIGITS, "objective=denoising", "sampler=data", "++sampler.data=envs.diffusion.digits.real_images")
 BRIDGE = (*DIFFUSION[:3], "backward=bridge", *DIFFUSION[4:])
@@ -286,10 +283,6 @@ CHANGES: dict[str, tuple[tuple[str, ...], str]] = {
     "policy.patch": (DENOISING, "2"),
     "policy.heads": ((*DENOISING, "trainer.lr=0.1"), "2"),
     "objective.decay": (DENOISING, "0.5"),
-    "env.classes": (DIGITS, "odd"),
-    "policy.patch": (DENOISING, "2"),
-    "policy.heads": ((*DENOISING, "trainer.lr=0.1"), "2"),
-    "objective.decay": (DENOISING, "0.5"),
     "exploration.std": ((*DIFFUSION, "exploration=noise"), "2.0"),
     "logger.metrics.every": ((), "2"),
     "logger.metrics.path": ((), "${run}/other.jsonl"),
@@ -322,10 +315,8 @@ ELSEWHERE |= {f"sampler.engine.{name}" for name in ("time_limit", "timeout", "ob
 ELSEWHERE |= {f"sampler.engine.{name}" for name in ("url", "model", "directory", "requests")}
 # The gradient is the same by design: test_chunks.
 ELSEWHERE |= {"trainer.checkpoint_transitions"}
-# test_digits (data and root) and test_tuned (run).
-ELSEWHERE |= {"env.data", "env.root", "policy.run"}
-# test_digits (data and root) and test_tuned (run).
-ELSEWHERE |= {"env.data", "env.root", "policy.run"}
+# test_digits (data and root) and test_tuned (run, guidance).
+ELSEWHERE |= {"env.data", "env.root", "policy.run", "policy.guidance"}
 
 
 @cache
@@ -360,7 +351,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         for name, path in names.items():
             patch.setenv(name, str(path))
         patch.setenv("FGFN_TEST_CACHE", str(folder / "cache"))
-        patch.setattr("envs.diffusion.classifier.UPDATES", 20)
         patch.setattr("envs.diffusion.classifier.UPDATES", 20)
         yield
 

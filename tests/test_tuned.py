@@ -32,6 +32,7 @@ def prior(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def small(prior: Path) -> list[str]:
     chosen = ["experiment=digits/even", CACHE, "env.steps=3", f"policy.run={prior}", "sampler.batch_size=8"]
+    chosen += ["policy.guidance=0"]
     return [*chosen, "trainer.steps=2", "evaluator.n_samples=16", "logger=quiet", "logger.metrics.every=1"]
 
 
@@ -46,6 +47,15 @@ def test_tuning_begins_with_the_prior_and_leaves_it_as_it_was(prior: Path, tmp_p
     run.trainer.run()
     assert not all(policy.state_dict()[name].equal(x) for name, x in stored.items())
     assert all(backward.policy.state_dict()[name].equal(x) for name, x in stored.items())
+
+
+def test_guidance_is_a_start_that_is_learned(prior: Path, tmp_path: Path) -> None:
+    run = built(tmp_path, *small(prior), "policy.guidance=0.5", "trainer.lr=0.1")
+    assert run.parts["policy"].weight.tolist() == [0.5] * 3
+    run.trainer.run()
+    assert run.parts["policy"].weight.tolist() != [0.5] * 3
+    plain = run.parts["backward"].policy.state_dict().keys()  # the prior is not guided
+    assert run.parts["policy"].policy.state_dict().keys() == plain
 
 
 def test_report_draws_and_counts(prior: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,7 +123,7 @@ class Digits(Target):
         return {"on_target": float(counts.sum()) / len(x), "class_entropy": evenness(counts)}
 
     def paint(self, figure: Any, x: Tensor, exact: Tensor | None) -> None:
-        paint_images(figure, x[:SHOWN].view(-1, *self.shape).clamp(-1, 1))
+        paint_images(figure, x[:SHOWN].view(-1, *self.images.pixels.shape[1:]).clamp(-1, 1))
 
 
 def evenness(counts: Tensor) -> float:
@@ -138,7 +138,7 @@ def digits(
     data: Literal["digits", "mnist"] = "digits",
     root: Path | None = None,
     classes: str | int | Sequence[int] = "all",
-    steps: int = 20,
+    steps: int = 12,
     cache: Path | None = None,
 ) -> Diffusion:
     """Diffusion that ends in images of digits.

@@ -125,8 +125,12 @@ class ImagePolicy(Policy[Points]):
         return scale * states.x - spread * seen
 
     def distribution(self, states: Points) -> Gaussian:
+        return self.towards(states, self.clean(states))
+
+    def towards(self, states: Points, clean: Tensor) -> Gaussian:
+        """The step from each state if ``clean``, ``[N, D]``, is expected at the end."""
         gain, pull, rest = self.constants[2:, states.time].unsqueeze(2)
-        mean = (gain - 1) * states.x + pull * self.clean(states)
+        mean = (gain - 1) * states.x + pull * clean
         std = (rest.square() + pull.square() * self.error[states.time].unsqueeze(1)).sqrt()
         return Gaussian(mean, std.expand_as(mean))
 

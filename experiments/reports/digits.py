@@ -78,7 +78,7 @@ def draw_samples(directory: Path) -> Drawn:
     x, counts = counted(objective.policy)
     prior = objective.backward_policy.prior
     before = None if prior is None else counted(prior)[1]
-    return Drawn(x[:SHOWN].view(-1, *target.shape), counts, target.classes, before)
+    return Drawn(x[:SHOWN].view(-1, *target.images.pixels.shape[1:]), counts, target.classes, before)
 
 
 def histograms(groups: dict[str, list[Drawn]], path: Path) -> None:
