@@ -246,8 +246,10 @@ def _draw_measured(axis: Any, results: Results, name: str) -> None:
 
 
 def _label_powers(axis: Any) -> None:
-    """Ticks at powers of two within the limits."""
+    """Ticks at powers of two, from one half or less to two or more, so that there are some."""
     low, high = axis.get_ylim()
+    low, high = min(low, 0.45), max(high, 2.2)
+    axis.set_ylim(low, high)
     powers = [2.0**k for k in range(-6, 12) if low <= 2.0**k <= high]
     axis.set_yticks(powers, [f"{power:g}" for power in powers])
     axis.minorticks_off()

@@ -75,8 +75,8 @@ SLOW = ("env.reward._target_=experiments.benchmarks.asynchrony_tasks.Slow", "env
 TASKS = {
     "tokens": Task(
         "expressions",
-        ("experiment=tokens/expressions", "divergence.alpha=1.0", "trainer.lr=1e-3", "evaluator.n_samples=2048"),
-        batch=128, group=16, lease=128, metric=KL, goal=1.0, steps=500, every=20,
+        ("experiment=tokens/expressions", "divergence.alpha=1.0", "trainer.lr=3e-4", "evaluator.n_samples=2048"),
+        batch=128, group=16, lease=128, metric=KL, goal=0.7, steps=300, every=10,
     ),
     "molecules": Task(
         "molecules", MOLECULES, batch=64, group=16, lease=16, metric=MODES, goal=200.0, steps=60, every=1
