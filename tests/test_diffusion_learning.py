@@ -20,7 +20,7 @@ def test_log_z_of_the_25_gaussians_and_all_modes(seed: int, tmp_path: Path) -> N
     found = Evaluator(run.parts["env"], run.parts["objective"], n_samples=8192, seed=seed)(0)
     assert abs(found["log_z_importance_error"]) < 0.05
     assert found["modes_covered"] == 25
-    assert found["elbo"] < 0.0 < found["eubo"] < 1.0
+    assert found["elbo"] < 0.0 < found["eubo"] < 1.2
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
