@@ -181,8 +181,8 @@ def test_main_config_fits_the_code(config: str) -> None:
 
 
 def _marked(experiment: str) -> Any:
-    """The experiment; those with molecules are slow tests, but for the smallest."""
-    slow = experiment.startswith("synthesis/") and experiment != "synthesis/tiny"
+    """The experiment; those with molecules and digits are slow tests, but for the smallest."""
+    slow = experiment.startswith(("synthesis/", "digits/")) and experiment not in ("synthesis/tiny", "digits/prior")
     return pytest.param(experiment, marks=pytest.mark.slow) if slow else experiment
 
 

@@ -16,6 +16,8 @@ from gfn.checkpoint import newest
 from tests.composing import built
 from tests.small_digits import CACHE, write_prior
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module", autouse=True)
 def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
