@@ -31,8 +31,7 @@ class Report:
     """What callbacks are told after an update.
 
     Attributes:
-        step: number of updates done.
-        steps: number of updates in all.
+        step, steps: number of updates done, and in all.
         trajectories: number of trajectories trained on.
         metrics: of this update's batch.
         evaluation: of the policy now, or None if this is not a step to evaluate at.
@@ -82,8 +81,7 @@ class Trainer(Generic[S]):
         evaluator: measures the policy every few steps and at the end.
         callbacks: told after every update.
         checkpoints: directory to save to; None saves nothing.
-        save_every: updates between checkpoints.
-        keep: how many checkpoints stay.
+        save_every, keep: updates between checkpoints, and how many of them stay.
         stop: asked after every update; True ends training there, with a checkpoint.
         micro_batch: trajectories scored at once; the gradient is that of the whole batch all the same.
         checkpoint_transitions: steps scored at once, and computed again for the gradient; None: all.
