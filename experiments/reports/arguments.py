@@ -1,8 +1,10 @@
-"""What the commands of reports share: ``key=value`` options, and configs composed as ``gfn-train`` would."""
+"""What the commands of reports share: options, run directories, and configs composed as ``gfn-train`` would."""
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from hydra import compose, initialize_config_module
 from omegaconf import DictConfig
@@ -22,6 +24,13 @@ def options(arguments: Sequence[str], defaults: Mapping[str, str]) -> tuple[dict
         raise ValueError(f"expected key=value, such as {next(iter(defaults))}=…, got {' '.join(bad)}")
     given = {key: value for key, _, value in (a.partition("=") for a in arguments) if key in defaults}
     return {**defaults, **given}, [a for a in arguments if a.partition("=")[0] not in defaults]
+
+
+def run_directories(arguments: Sequence[str]) -> tuple[list[Path], Path]:
+    """The directories that match the patterns among the arguments, and where ``out=`` says to write; default, here."""
+    out = Path(next((a.removeprefix("out=") for a in arguments if a.startswith("out=")), "."))
+    found = [Path(p) for a in arguments if not a.startswith("out=") for p in sorted(glob.glob(a))]
+    return [path for path in found if path.is_dir()], out  # a sweep keeps a file or two beside its runs
 
 
 def numbers(text: str, name: str, lowest: int) -> list[int]:

@@ -9,7 +9,6 @@ KL(policy‖target), than the model it started from.
 
 from __future__ import annotations
 
-import glob
 import math
 import statistics
 import sys
@@ -21,6 +20,7 @@ from typing import Any
 import numpy as np
 import yaml
 
+from experiments.reports.arguments import run_directories
 from experiments.reports.curves import COLOURS, STYLES, cell
 from experiments.runs import RunError
 from gfn.callbacks import read_lines
@@ -202,10 +202,9 @@ def _draw_optimum(axis: Any, outcomes: Sequence[Outcome]) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """Report on the runs that match the patterns among the arguments; exit code 1 with a message if there are none."""
-    out = Path(next((a.removeprefix("out=") for a in arguments if a.startswith("out=")), "."))
-    patterns = [a for a in arguments if not a.startswith("out=")]
+    directories, out = run_directories(arguments)
     try:
-        outcomes = load([Path(p) for pattern in patterns for p in sorted(glob.glob(pattern)) if Path(p).is_dir()])
+        outcomes = load(directories)
     except RunError as error:
         print(f"completions: {error}", file=sys.stderr)
         return 1

@@ -8,7 +8,6 @@ the range over its seeds, and writes ``curves.png`` and ``curves.md``.
 
 from __future__ import annotations
 
-import glob
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
@@ -18,6 +17,7 @@ from typing import Any, cast
 
 import yaml
 
+from experiments.reports.arguments import run_directories
 from experiments.runs import RunError, flat
 from gfn.callbacks import read_lines
 
@@ -160,11 +160,9 @@ def main(arguments: Sequence[str]) -> int:
 
 def report(name: str, arguments: Sequence[str], wanted: Mapping[str, str], last: int = 5) -> int:
     """Write ``name.png`` and ``name.md`` about the runs that match the patterns among the arguments."""
-    out = Path(next((a.removeprefix("out=") for a in arguments if a.startswith("out=")), "."))
-    patterns = [a for a in arguments if not a.startswith("out=")]
+    directories, out = run_directories(arguments)
     try:
-        found = [Path(p) for pattern in patterns for p in sorted(glob.glob(pattern))]
-        groups = load([path for path in found if path.is_dir()])  # a sweep keeps a file or two beside its runs
+        groups = load(directories)
         if not any(series(group, metric)[0] for group in groups for metric in wanted):
             raise RunError(f"the runs have none of the metrics {', '.join(wanted)} (yet, or in common)")
     except RunError as error:

@@ -10,7 +10,6 @@ prior's) and ``digits_samples.png`` (samples of the first run of each group).
 
 from __future__ import annotations
 
-import glob
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from torch import Tensor
 
 from envs.diffusion.digits import Digits, evenness
 from envs.diffusion.painting import sheet
+from experiments.reports.arguments import run_directories
 from experiments.reports.curves import COLOURS, load, table
 from experiments.runs import RunError, open_run
 from gfn.checkpoint import CheckpointError
@@ -126,10 +126,8 @@ def main(arguments: Sequence[str]) -> int:
     import matplotlib
 
     matplotlib.use("Agg")
-    out = Path(next((a.removeprefix("out=") for a in arguments if a.startswith("out=")), "."))
-    found = [Path(p) for a in arguments if not a.startswith("out=") for p in sorted(glob.glob(a))]
+    directories, out = run_directories(arguments)
     try:
-        directories = [path for path in found if path.is_dir()]  # a sweep keeps a file or two beside its runs
         groups = load(directories)
         drawn = {group.label: [draw_samples(path) for path in group.directories] for group in groups}
     except FAILURES as error:

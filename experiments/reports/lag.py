@@ -10,7 +10,6 @@ end; one that broke off before any evaluation counts nowhere else.
 
 from __future__ import annotations
 
-import glob
 import statistics
 import sys
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from typing import Any
 
 import yaml
 
+from experiments.reports.arguments import run_directories
 from experiments.reports.curves import COLOURS, STYLES, cell
 from experiments.runs import RunError
 from gfn.callbacks import read_lines
@@ -168,11 +168,9 @@ def _draw_panel(axis: Any, outcomes: Sequence[Outcome], methods: Sequence[str], 
 
 def main(arguments: Sequence[str]) -> int:
     """Report on the runs that match the patterns among the arguments; exit code 1 with a message if there are none."""
-    out = Path(next((a.removeprefix("out=") for a in arguments if a.startswith("out=")), "."))
-    patterns = [a for a in arguments if not a.startswith("out=")]
-    found = [Path(p) for pattern in patterns for p in sorted(glob.glob(pattern))]
+    directories, out = run_directories(arguments)
     try:
-        outcomes = load([path for path in found if path.is_dir()])
+        outcomes = load(directories)
     except RunError as error:
         print(f"lag: {error}", file=sys.stderr)
         return 1
