@@ -13,8 +13,7 @@ from envs.tokens.connections import LostError, ServerError
 from envs.tokens.environment import EMPTY, Sequences, Tokens
 from envs.tokens.language_model import LanguageModel
 from envs.tokens.server import Completion, Sampling
-from gfn import processes
-from gfn.distributed import Hub, Interrupted, Searcher, SearchError
+from gfn.distributed import Hub, Searcher, SearchError
 from gfn.distributed.hub import Job, Weights
 from gfn.distributed.searcher import seed_of
 from gfn.environment import checked_log_reward
@@ -24,7 +23,6 @@ from gfn.trajectories import Trajectories
 
 RESTORES = 3  # of adapters for one group, after which the server does not keep them
 PARTING = 5.0  # seconds for threads to end
-GLANCE = 0.5  # seconds after which whoever waits asks whether to stop
 
 
 class Requests:
@@ -95,19 +93,8 @@ class Requests:
             SearchError: if none comes for ``timeout`` seconds; whatever a request failed with.
             Interrupted: if ``stop`` says so.
         """
-        began = last = time.monotonic()
-        asks = not self.hub.fixed_lag and processes.count() == 1
-        with self.hub.changed:
-            while not self.hub.ready(n):
-                if asks and stop():
-                    raise Interrupted(f"asked to stop while the trainer waits for {n} groups: {self.status()}")
-                if self.hub.wait_for_group(min(GLANCE, timeout)):
-                    last = time.monotonic()
-                elif time.monotonic() - last >= timeout:
-                    raise SearchError(
-                        f"no group has come for timeout={timeout:g} s, and the trainer waits for {n}: {self.status()}; "
-                        "where groups take so long, raise sampler.engine.timeout"
-                    )
+        began = time.monotonic()
+        self.hub.await_groups(n, timeout, stop, self.status)
         now = time.monotonic()
         with self.hub.changed:
             busy = self._busy + sum(now - since for _, since in self._in_use.values())

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from gfn import processes
 from gfn.distributed.ledger import Ledger
 
+GLANCE = 0.5  # seconds after which whoever waits asks whether to stop
 ATTEMPTS = 3  # at one group, after which the run ends: the group's own content may be what kills searchers
 
 
@@ -158,6 +161,35 @@ class Hub:
         with self.changed:
             arrived = self.arrived
             return self.changed.wait_for(lambda: self.arrived > arrived or self.error is not None, seconds)
+
+    def await_groups(self, n: int, timeout: float, stop: Callable[[], bool], status: Callable[[], str]) -> None:
+        """Return when the next ``n`` groups are there.
+
+        Args:
+            n: number of groups.
+            timeout: seconds without any group after which it is given up.
+            stop: asked now and then; not with a fixed lag, whose checkpoints wait for groups, nor where other processes
+                wait for this one.
+            status: one line for messages.
+
+        Raises:
+            SearchError: if none comes for ``timeout`` seconds.
+            Interrupted: if ``stop`` says so.
+            Exception: the one that ended the search.
+        """
+        last = time.monotonic()
+        asks = not self.fixed_lag and processes.count() == 1
+        with self.changed:
+            while not self.ready(n):
+                if asks and stop():
+                    raise Interrupted(f"asked to stop while the trainer waits for {n} groups: {status()}")
+                if self.wait_for_group(min(GLANCE, timeout)):
+                    last = time.monotonic()
+                elif time.monotonic() - last >= timeout:
+                    raise SearchError(
+                        f"no group has come for timeout={timeout:g} s, and the trainer waits for {n}: {status()}; "
+                        "where groups take so long, raise sampler.engine.timeout"
+                    )
 
     def wait_for_work(self, seconds: float) -> None:
         """Until there is a group to make, or something else has happened, at most so long."""

@@ -12,15 +12,13 @@ from typing import Any
 
 import torch
 
-from gfn import processes
 from gfn.distributed import ray_session
 from gfn.distributed.crew import Crew, Servant
-from gfn.distributed.hub import Hub, Interrupted, SearchError, Weights
+from gfn.distributed.hub import Hub, SearchError, Weights
 from gfn.distributed.searcher import Changing, Searcher
 from gfn.training import never
 
 SMALLEST = 78_643_200  # bytes of an object store, to Ray
-GLANCE = 0.5  # seconds after which whoever waits asks whether to stop
 
 
 class Ray:
@@ -145,20 +143,8 @@ class _Running:
         return Weights(version, self._serial, content, precision)
 
     def gather(self, n: int, timeout: float, stop: Callable[[], bool]) -> None:
-        hub = self.crew.hub
-        began = last = time.monotonic()
-        asks = not hub.fixed_lag and processes.count() == 1
-        with hub.changed:
-            while not hub.ready(n):
-                if asks and stop():
-                    raise Interrupted(f"asked to stop while the trainer waits for {n} groups: {self.crew.status()}")
-                if hub.wait_for_group(min(GLANCE, timeout)):
-                    last = time.monotonic()
-                elif time.monotonic() - last >= timeout:
-                    raise SearchError(
-                        f"no group has come for timeout={timeout:g} s, and the trainer waits for {n}: "
-                        f"{self.crew.status()}; where groups take so long, raise sampler.engine.timeout"
-                    )
+        began = time.monotonic()
+        self.crew.hub.await_groups(n, timeout, stop, self.crew.status)
         self._waited += time.monotonic() - began
         if self._for_batch:
             self._measure()
