@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from collections.abc import Iterator
@@ -24,12 +25,15 @@ GROUPS, STEPS = 4, 15  # a step, and steps: 60 groups
 
 @pytest.fixture
 def local_ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No token file in the home directory, and nothing stays."""
+    """No token file in the home directory, searchers that start on a busy machine, too, and nothing stays."""
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    yield
+    monkeypatch.setenv("RAY_worker_niceness", "0")  # 15 otherwise: other tests would keep them from starting
     import ray
 
+    ray.shutdown()  # Ray reads its mode once in a process: now, and not when a test has set another
+    yield
     left = ray.is_initialized()
+    gc.collect()  # samplers of a test that failed, whose ends would come in the middle of the next
     ray.shutdown()
     assert not left, "the last sampler that was closed ends Ray"
 
