@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import yaml
@@ -25,6 +25,7 @@ from experiments.reports.curves import COLOURS, STYLES, cell
 from experiments.runs import RunError
 from gfn.callbacks import read_lines
 
+T = TypeVar("T")
 COLUMNS = {
     "eval/kl_model_target": "KL to target",
     "eval/tv_coarse": "TV, coarse",
@@ -89,12 +90,12 @@ def _outcome(directory: Path) -> Outcome:
     return Outcome(config["name"], config["sampler"].get("lag", 0), rate, config["env"]["temperature"], lines)
 
 
-def chosen(outcomes: Sequence[Outcome], **wanted: Any) -> list[Outcome]:
+def chosen(outcomes: Sequence[T], **wanted: Any) -> list[T]:
     """Those with these attributes."""
     return [o for o in outcomes if all(getattr(o, key) == value for key, value in wanted.items())]
 
 
-def values(outcomes: Sequence[Outcome], attribute: str) -> list[Any]:
+def values(outcomes: Sequence[Any], attribute: str) -> list[Any]:
     """The different values of an attribute, in order."""
     return sorted({getattr(o, attribute) for o in outcomes})
 

@@ -20,6 +20,7 @@ from typing import Any
 import yaml
 
 from experiments.reports.arguments import run_directories
+from experiments.reports.completions import chosen, values
 from experiments.reports.curves import COLOURS, STYLES, cell
 from experiments.runs import RunError
 from gfn.callbacks import read_lines
@@ -90,14 +91,6 @@ def _outcome(directory: Path) -> Outcome:
     return Outcome(environment, config["name"], config["sampler"].get("lag", 0), evaluations, ended)
 
 
-def _values(outcomes: Sequence[Outcome], attribute: str) -> list[Any]:
-    return sorted({getattr(o, attribute) for o in outcomes})
-
-
-def _of(outcomes: Sequence[Outcome], **wanted: Any) -> list[Outcome]:
-    return [o for o in outcomes if all(getattr(o, key) == value for key, value in wanted.items())]
-
-
 def _known(outcomes: Sequence[Outcome], names: Sequence[str]) -> list[str]:
     return [name for name in names if all(name in o.evaluations[-1] for o in outcomes if o.evaluations)]
 
@@ -109,17 +102,17 @@ def _late(outcomes: Sequence[Outcome], name: str) -> list[float]:
 def table(outcomes: Sequence[Outcome]) -> str:
     """Markdown: one table for each environment, one row for each method and lag."""
     parts: list[str] = []
-    for environment in _values(outcomes, "environment"):
-        here = _of(outcomes, environment=environment)
+    for environment in values(outcomes, "environment"):
+        here = chosen(outcomes, environment=environment)
         names = _known(here, list(COLUMNS))
         head = ["method", "lag", "seeds", "worse", *(COLUMNS[name] for name in names)]
         rows = [f"{environment}", "", "| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
-        for method in _values(here, "method"):
-            for lag in _values(here, "lag"):
-                group = _of(here, method=method, lag=lag)
+        for method in values(here, "method"):
+            for lag in values(here, "lag"):
+                group = chosen(here, method=method, lag=lag)
                 if group:
-                    values = [_late(group, name) for name in names]
-                    cells = [cell(v) if v else "–" for v in values]
+                    late = [_late(group, name) for name in names]
+                    cells = [cell(v) if v else "–" for v in late]
                     first = [method, str(lag), str(len(group)), str(sum(o.worse for o in group))]
                     rows.append("| " + " | ".join([*first, *cells]) + " |")
         parts.append("\n".join(rows))
@@ -133,12 +126,12 @@ def draw(outcomes: Sequence[Outcome], path: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    environments, methods = _values(outcomes, "environment"), _values(outcomes, "method")
-    panels = [_known(_of(outcomes, environment=e), DRAWN) for e in environments]
+    environments, methods = values(outcomes, "environment"), values(outcomes, "method")
+    panels = [_known(chosen(outcomes, environment=e), DRAWN) for e in environments]
     size = (len(environments), max(len(names) for names in panels))
     figure, axes = plt.subplots(*size, figsize=(5.2 * size[1], 4.2 * size[0]), layout="constrained", squeeze=False)
     for row, (environment, names) in enumerate(zip(environments, panels, strict=True)):
-        here = _of(outcomes, environment=environment)
+        here = chosen(outcomes, environment=environment)
         for column, name in enumerate(names):
             _draw_panel(axes[row][column], here, methods, name)
             axes[row][column].set_title(environment, fontsize="medium")
@@ -146,17 +139,17 @@ def draw(outcomes: Sequence[Outcome], path: Path) -> None:
             axis.set_axis_off()
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 5))
-    seeds = sorted({len(_of(outcomes, environment=o.environment, method=o.method, lag=o.lag)) for o in outcomes})
+    seeds = sorted({len(chosen(outcomes, environment=o.environment, method=o.method, lag=o.lag)) for o in outcomes})
     figure.suptitle(f"median and range of {' or '.join(map(str, seeds))} seed{'s' * (seeds != [1])}", fontsize="medium")
     figure.savefig(path, dpi=120)
     plt.close(figure)
 
 
 def _draw_panel(axis: Any, outcomes: Sequence[Outcome], methods: Sequence[str], name: str) -> None:
-    lags, half = _values(outcomes, "lag"), -(-len(methods) // 2)  # so many colours, each in two styles
+    lags, half = values(outcomes, "lag"), -(-len(methods) // 2)  # so many colours, each in two styles
     for i, method in enumerate(methods):
-        groups = {lag: _late(_of(outcomes, method=method, lag=lag), name) for lag in lags}
-        groups = {lags.index(lag): values for lag, values in groups.items() if values}
+        groups = {lag: _late(chosen(outcomes, method=method, lag=lag), name) for lag in lags}
+        groups = {lags.index(lag): late for lag, late in groups.items() if late}
         places, colour = list(groups), COLOURS[i % half % len(COLOURS)]
         look = {"linestyle": STYLES[i // half], "marker": "os"[i // half], "markersize": 4, "color": colour}
         axis.plot(places, [statistics.median(v) for v in groups.values()], **look, label=method)
