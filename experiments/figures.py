@@ -1,8 +1,12 @@
-"""Figures of a single run: the learned distribution beside its target, and progress against trajectories."""
+"""Figures: learned distributions beside their target, progress against trajectories, and samples.
+
+:func:`draw` writes those of a run into its directory; the others return a figure of matplotlib, for notebooks.
+"""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
 
@@ -10,13 +14,17 @@ import torch
 from torch import Tensor
 
 from experiments.build import Run
+from experiments.reports.curves import COLOURS, STYLES
 from gfn import exact
 from gfn.callbacks import read_lines
 from gfn.environment import as_multimodal
+from gfn.evaluation import LADDER
 from gfn.metrics import total_variation
+from gfn.objectives import Divergence
 from gfn.sampling import rollout
 
 PAINTED = 512  # samples
+MARKERS = "os^Dv"
 
 
 @runtime_checkable
@@ -65,47 +73,67 @@ def draw_samples(run: Run, painted: Painted, path: Path) -> Path:
     figure = plt.figure(figsize=(9, 4.5), layout="constrained")
     painted.paint(samples, figure)
     figure.suptitle(f"{run.config['name']}: samples after {run.trainer.trajectories} trajectories")
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
-    return path
+    return _saved(figure, path)
 
 
 def draw_distribution(run: Run, graph: exact.StateGraph[Any], path: Path) -> Path:
-    """Target and learned distribution side by side on one scale, or one against the other where there is no picture."""
+    """Target and learned distribution, with the total variation between them."""
+    learned = exact.log_terminal(graph, run.parts["policy"]).cpu()
+    tv = total_variation(learned, graph.log_target.cpu()) / graph.n_conditions
+    figure = distributions(run.parts["env"], graph, {"learned": learned})
+    figure.suptitle(f"{run.config['name']}: total variation {tv:.4f} after {run.trainer.trajectories} trajectories")
+    return _saved(figure, path)
+
+
+def distributions(env: Any, graph: exact.StateGraph[Any], learned: Mapping[str, Tensor]) -> Any:
+    """The target and learned distributions on one scale, or these against it where there is no picture.
+
+    Args:
+        env: the environment.
+        graph: its states, with the target.
+        learned: log-probabilities of the terminal states, each ``[X]``, by what to call them.
+    """
     import matplotlib.pyplot as plt
 
-    env, policy = run.parts["env"], run.parts["policy"]
-    learned = exact.log_terminal(graph, policy).cpu()
     target, terminal = graph.log_target.cpu(), graph.states[graph.terminal]
-    tv = total_variation(learned, target) / graph.n_conditions
+    drawable = isinstance(env, Drawable)
+    shown = {"target": target, **learned} if drawable else dict(learned)
+    figure, axes = plt.subplots(
+        1, len(shown), figsize=(4 * len(shown) + 1, 4), layout="constrained", squeeze=False, sharey=True
+    )
     if isinstance(env, Drawable):
-        pictures = {"target": env.image(terminal, target.exp()), "learned": env.image(terminal, learned.exp())}
-        figure, axes = plt.subplots(1, 2, figsize=(9, 4), layout="constrained")
-        top = max(float(picture.max()) for picture in pictures.values())
-        for axis, (title, picture) in zip(axes, pictures.items(), strict=True):
-            shown = axis.imshow(picture.numpy(), origin="lower", vmin=0, vmax=top, cmap="viridis")
-            axis.set(title=title, xlabel="coordinate 0", ylabel="coordinate 1")
-        figure.colorbar(shown, ax=axes, label="probability")  # pyright: ignore[reportPossiblyUnboundVariable]
-    else:
-        figure, axis = plt.subplots(figsize=(5, 5), layout="constrained")
-        axis.scatter(target.numpy(), learned.numpy(), s=6, alpha=0.5, edgecolors="none")
-        low = max(float(target[target.isfinite()].min()), -50.0)
+        pictures = [env.image(terminal, log_p.exp()).numpy() for log_p in shown.values()]
+        top = max(float(picture.max()) for picture in pictures)
+        for axis, title, picture in zip(axes[0], shown, pictures, strict=True):
+            image = axis.imshow(picture, origin="lower", vmin=0, vmax=top, cmap="viridis")
+            axis.set(title=title, xlabel="coordinate 0")
+        axes[0][0].set(ylabel="coordinate 1")
+        figure.colorbar(image, ax=axes, label="probability")  # pyright: ignore[reportPossiblyUnboundVariable]
+        return figure
+    low = max(float(target[target.isfinite()].min()), -50.0)
+    for axis, (title, log_p) in zip(axes[0], shown.items(), strict=True):
+        axis.scatter(target.numpy(), log_p.numpy(), s=6, alpha=0.5, edgecolors="none")
         axis.plot([low, float(target.max())], [low, float(target.max())], color="black", linewidth=0.8)
-        axis.set(xlabel="log probability, target (nats)", ylabel="log probability, learned (nats)")
-    figure.suptitle(f"{run.config['name']}: total variation {tv:.4f} after {run.trainer.trajectories} trajectories")
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
-    return path
+        axis.set(title=title, xlabel="log probability, target (nats)")
+    axes[0][0].set(ylabel="log probability, learned (nats)")
+    return figure
 
 
 def draw_progress(run: Run, directory: Path, path: Path) -> Path | None:
-    """Total variation, modes found and log Z against trajectories, from the metrics file; None without one."""
-    import matplotlib.pyplot as plt
-
+    """Progress from the metrics file; None without one."""
     lines = read_lines(directory / "metrics.jsonl")
     if not lines:
         return None
-    modal = as_multimodal(run.parts["env"])
+    figure = progress(run.parts["env"], lines)
+    figure.suptitle(str(run.config["name"]))
+    return _saved(figure, path)
+
+
+def progress(env: Any, lines: list[dict[str, Any]]) -> Any:
+    """Total variation (or the loss), modes found and log Z against trajectories, from the lines of a metrics file."""
+    import matplotlib.pyplot as plt
+
+    modal = as_multimodal(env)
     counts = dict(modal.mode_counts) if modal is not None else {}
     figure, axes = plt.subplots(1, 3, figsize=(13, 3.6), layout="constrained")
     if not _curve(axes[0], lines, "eval/tv", "total variation"):
@@ -123,7 +151,50 @@ def draw_progress(run: Run, directory: Path, path: Path) -> Path | None:
     if true:
         axes[2].axhline(true[-1], color="black", linewidth=0.8, linestyle="--", label="exact")
         axes[2].legend()
-    figure.suptitle(str(run.config["name"]))
+    return figure
+
+
+def ladder(ends: Mapping[str, Mapping[str, float]]) -> Any:
+    """The log Ẑ that the DevGrad of each α takes, for several evaluations by what to call them, and the exact one."""
+    import matplotlib.pyplot as plt
+
+    figure, axis = plt.subplots(figsize=(6, 4), layout="constrained")
+    for i, (label, end) in enumerate(ends.items()):
+        values = [end[f"eval/log_z_alpha_{alpha:g}"] for alpha in LADDER]
+        colour, style, marker = COLOURS[i % len(COLOURS)], STYLES[i // 2 % len(STYLES)], MARKERS[i % len(MARKERS)]
+        axis.plot(LADDER, values, style, marker=marker, color=colour, label=label)
+    exact_log_z = [end["eval/log_z_exact"] for end in ends.values() if "eval/log_z_exact" in end]
+    if exact_log_z:
+        axis.axhline(exact_log_z[0], color="black", linewidth=0.8, linestyle="--", label="exact log Z")
+    axis.set(xlabel="α of the estimate", ylabel="log Ẑ (nats)", xticks=LADDER)
+    axis.legend()
+    return figure
+
+
+def losses(divergences: Mapping[str, Divergence], reach: float = 4.0) -> Any:
+    """What divergences do: f against the ratio of model to target, and loss and slope against the residual Δ."""
+    import matplotlib.pyplot as plt
+
+    delta = torch.linspace(-reach, reach, 401, dtype=torch.float64)
+    ratio = torch.linspace(0.02, 4, 400, dtype=torch.float64)
+    figure, axes = plt.subplots(1, 3, figsize=(13, 4), layout="constrained")
+    for i, (label, divergence) in enumerate(divergences.items()):
+        look = {"color": COLOURS[i % len(COLOURS)], "linestyle": STYLES[i // 2 % len(STYLES)], "label": label}
+        axes[0].plot(ratio.numpy(), divergence.generator(ratio).numpy(), **look)
+        axes[1].plot(delta.numpy(), divergence.loss(delta).numpy(), **look)
+        axes[2].plot(delta.numpy(), divergence.slope(delta).numpy(), **look)
+    axes[0].set(xlabel="u = model / target", ylabel="f(u)", ylim=(0, 3))
+    axes[1].set(xlabel="Δ (nats): model below target | above", ylabel="loss L(Δ)", ylim=(0, 8))
+    axes[2].set(xlabel="Δ (nats): pushed up | pushed down", ylabel="slope L'(Δ)", ylim=(-4, 4))
+    axes[0].legend()
+    for axis in axes[1:]:
+        axis.axvline(0, color="black", linewidth=0.5)
+    return figure
+
+
+def _saved(figure: Any, path: Path) -> Path:
+    import matplotlib.pyplot as plt
+
     figure.savefig(path, dpi=120)
     plt.close(figure)
     return path

@@ -88,11 +88,8 @@ class JSONLines:
     def __call__(self, report: Report) -> None:
         if self.file is None or (report.step % self.every and report.evaluation is None):
             return
-        line: dict[str, Any] = {"step": report.step, "trajectories": report.trajectories, **report.metrics}
-        if report.evaluation is not None:
-            line |= {f"eval/{name}": value for name, value in report.evaluation.items()}
         try:
-            self.file.write(_dump(line))
+            self.file.write(_dump(line_of(report)))
             self.file.flush()
         except OSError as error:
             file, self.file = self.file, None
@@ -114,6 +111,12 @@ def _replace(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(part, path)
+
+
+def line_of(report: Report) -> dict[str, Any]:
+    """What a metrics file says about an update; names of what was evaluated begin with ``eval/``."""
+    evaluation = {f"eval/{name}": value for name, value in (report.evaluation or {}).items()}
+    return {"step": report.step, "trajectories": report.trajectories, **report.metrics, **evaluation}
 
 
 def _dump(line: Mapping[str, Any]) -> str:

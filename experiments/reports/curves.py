@@ -98,16 +98,25 @@ def series(group: Group, name: str) -> tuple[list[int], list[list[float]]]:
 
 
 def draw(groups: Sequence[Group], path: Path, wanted: Mapping[str, str] = PANELS) -> None:
-    """One panel a metric, one line a group: the median over seeds in the range of all of them."""
+    """Write :func:`figure` into a file."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
+    drawn = figure(groups, wanted)
+    drawn.savefig(path, dpi=120)
+    plt.close(drawn)
+
+
+def figure(groups: Sequence[Group], wanted: Mapping[str, str] = PANELS) -> Any:
+    """One panel a metric, one line a group: the median over seeds in the range of all of them."""
+    import matplotlib.pyplot as plt
+
     panels = {name: label for name, label in wanted.items() if any(series(group, name)[0] for group in groups)}
     columns = len(panels) if len(panels) <= 4 else 3
     rows = -(-len(panels) // columns)
-    figure, axes = plt.subplots(rows, columns, figsize=(4.4 * columns, 4 * rows), layout="constrained", squeeze=False)
+    drawn, axes = plt.subplots(rows, columns, figsize=(4.4 * columns, 4 * rows), layout="constrained", squeeze=False)
     for axis, (name, label) in zip(axes.flat, panels.items(), strict=False):
         for i, group in enumerate(groups):
             x, values = series(group, name)
@@ -121,11 +130,10 @@ def draw(groups: Sequence[Group], path: Path, wanted: Mapping[str, str] = PANELS
         if low < high / 2:  # what varies by less is drawn to see how
             axis.set_ylim(bottom=0)
     handles, labels = axes[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 5))
+    drawn.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 5))
     seeds = sorted({len(group.lines) for group in groups})
-    figure.suptitle(f"median and range of {' or '.join(map(str, seeds))} seed{'s' * (seeds != [1])}", fontsize="medium")
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    drawn.suptitle(f"median and range of {' or '.join(map(str, seeds))} seed{'s' * (seeds != [1])}", fontsize="medium")
+    return drawn
 
 
 def table(groups: Sequence[Group], wanted: Mapping[str, str] = PANELS, last: int = 5) -> str:
