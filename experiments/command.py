@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 
 PREFIXES = ("+", "~", "-", "hydra.")
+ORDINARY = re.compile(r"(?!hydra\b)(\+|\+\+|~)?(?!hydra\b)[A-Za-z_][\w./@:-]*")  # keys of overrides of runs
 
 
 def settable(argument: str, groups: frozenset[str]) -> str:
@@ -24,12 +26,20 @@ def settable(argument: str, groups: frozenset[str]) -> str:
 
 
 def stored_overrides(arguments: list[str]) -> list[str]:
-    """The overrides that a named run directory was started with, to go on as it began."""
+    """The overrides that a named run directory was started with, to go on as it began.
+
+    Raises:
+        ValueError: if one is none of a run but an option of the command or of Hydra, which could call anything.
+    """
     for argument in arguments:
         key, _, value = argument.partition("=")
         stored = Path(value) / "overrides.txt"
         if key == "run" and stored.is_file():
-            return [line for line in stored.read_text(encoding="utf-8").splitlines() if line]
+            lines = [line for line in stored.read_text(encoding="utf-8").splitlines() if line]
+            for line in lines:
+                if not ORDINARY.fullmatch(line.partition("=")[0]):
+                    raise ValueError(f"{stored}: {line!r} is no override that gfn-train writes there; remove the line")
+            return lines
     return []
 
 
@@ -44,7 +54,11 @@ def run_command(main: Callable[[], None], groups: frozenset[str], resumes: bool 
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # so that Hydra leaves exceptions to us
     sys.path.append(os.getcwd())  # behind the installed packages: files here can be used, not shadow others
     given = sys.argv[1:]
-    stored = stored_overrides(given) if resumes else []
+    try:
+        stored = stored_overrides(given) if resumes else []
+    except (OSError, ValueError) as error:
+        print(f"{_program()}: {error}", file=sys.stderr)
+        sys.exit(1)
     if os.environ.get("RANK", "0") != "0":  # one process of several that torchrun started: the first keeps the files
         given = [*given, "hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=none"]
     sys.argv[1:] = [settable(argument, groups) for argument in stored + given]
@@ -57,7 +71,7 @@ def run_command(main: Callable[[], None], groups: frozenset[str], resumes: bool 
         if code is None:
             traceback.print_exc()
             sys.exit(1)
-        print(f"{sys.argv[0].rsplit('/', 1)[-1]}: {_message(error)}", file=sys.stderr)
+        print(f"{_program()}: {_message(error)}", file=sys.stderr)
         sys.exit(code)
     if os.environ.get("WORLD_SIZE", "1") != "1":
         # All is written and the group is left; threads of gloo that outlive it abort an ordinary exit now and then.
@@ -66,9 +80,13 @@ def run_command(main: Callable[[], None], groups: frozenset[str], resumes: bool 
         os._exit(0)
 
 
+def _program() -> str:
+    return sys.argv[0].rsplit("/", 1)[-1]
+
+
 def _message(error: Exception) -> str:
     cause = error.__cause__
-    text = str(error).strip()
+    text = "\n".join([str(error).strip(), *getattr(error, "__notes__", ())])
     if isinstance(error, OSError):
         return f"{text}; check that this path can be written, or choose another run directory (run=…)"
     return f"{text}\n{str(cause).strip()}" if cause is not None and type(error).__module__.startswith("hydra") else text
@@ -83,6 +101,7 @@ def _exit_code(error: Exception) -> int | None:
 
     if isinstance(error, (ConfigError, HydraException, OmegaConfBaseException)):
         return 2
+    from experiments.lock import OccupiedError
     from experiments.runs import RunError
     from gfn.check import ContractError
     from gfn.checkpoint import CheckpointError
@@ -92,6 +111,6 @@ def _exit_code(error: Exception) -> int | None:
     from gfn.sampling import EndlessTrajectoryError
     from gfn.training import NonFiniteError
 
-    of_the_run = (RunError, ContractError, CheckpointError, NonFiniteError, SearchError, OSError)
+    of_the_run = (RunError, OccupiedError, ContractError, CheckpointError, NonFiniteError, SearchError, OSError)
     of_the_environment = (RewardError, EndlessTrajectoryError, NoActionError)
     return 1 if isinstance(error, of_the_run + of_the_environment) else None

@@ -32,6 +32,7 @@ def evaluate(directory: Path, n_samples: int, seed: int, threads: int) -> dict[s
     import torch
 
     from experiments.runs import open_run
+    from gfn import storage
     from gfn.evaluation import Evaluator
 
     torch.set_num_threads(threads)
@@ -42,7 +43,8 @@ def evaluate(directory: Path, n_samples: int, seed: int, threads: int) -> dict[s
     evaluator = Evaluator(parts["env"], parts["objective"], **kept)
     result = evaluator(step)
     target = directory / "evaluation.json"
-    target.write_text(json.dumps({"step": step, "n_samples": n_samples, "seed": seed, **result}, indent=2) + "\n")
+    written = {"step": step, "n_samples": n_samples, "seed": seed, **result}
+    storage.replace(target, (json.dumps(written, indent=2) + "\n").encode())
     width = max(map(len, result))
     print(f"{directory} after update {step} ({n_samples} samples, seed {seed}):")
     for name, value in result.items():

@@ -8,11 +8,13 @@ samples.md        some of what the latest evaluation sampled, the best and other
 tensorboard/      the same metrics as events
 figures/*.png     drawn at the end
 README.md         how the run came to be and how it ended
+.lock             which process is at work here
 """
 
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import platform
 import shlex
 from collections.abc import Mapping
@@ -23,9 +25,10 @@ import torch
 import yaml
 
 from experiments.build import Run, build_parts, checked
-from gfn import checkpoint, processes
+from experiments.targets import apart_from
+from gfn import checkpoint, processes, storage
 from gfn.policies import Prior
-from gfn.training import Report
+from gfn.reporting import Report
 
 # Keys that may differ between the start of a run and its continuation without changing what was already computed.
 FREE = (
@@ -49,14 +52,46 @@ def prepare(run: Run, directory: Path, overrides: list[str]) -> None:
     if existing and run.config["resume"] == "never":
         raise RunError(f"{directory} already holds a run and resume=never; choose another directory, or resume=auto")
     if existing and stored.is_file() and processes.rank() == 0:
-        _require_same(yaml.safe_load(stored.read_text(encoding="utf-8")), run.config, directory)
+        _require_same(stored_config(directory), run.config, directory)
     resumed = run.trainer.resume()
     if processes.rank() > 0:
         return
     if resumed:
         print(f"going on with {directory} after step {run.trainer.step}")
-    stored.write_text(yaml.safe_dump(run.config, sort_keys=False, allow_unicode=True), encoding="utf-8")
-    (directory / "overrides.txt").write_text("".join(f"{line}\n" for line in _latest(overrides)), encoding="utf-8")
+    text = yaml.dump(run.config, Dumper=_Plain, sort_keys=False, allow_unicode=True)
+    storage.replace(stored, text.encode())
+    storage.replace(directory / "overrides.txt", "".join(f"{line}\n" for line in _latest(overrides)).encode())
+
+
+class _Plain(yaml.SafeDumper):
+    """Writes a value that occurs twice twice."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def stored_config(directory: Path) -> dict[str, Any]:
+    """The config of a run directory as plain values. It may be a stranger's: nothing in it is looked up or called.
+
+    Raises:
+        RunError: if there is none, or it is not what gfn-train writes.
+    """
+    path = directory / "config.yaml"
+    if not path.is_file():
+        raise RunError(f"{directory} is not a run directory: it has no config.yaml; expected one that gfn-train made")
+    try:
+        text = path.read_text(encoding="utf-8")
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader)):
+            raise RunError(f"{path} is not what gfn-train writes: it has references (*name), which can fill the memory")
+        config = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: not UTF-8, or no such date
+        raise RunError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
+    if not isinstance(config, dict) or not {"run", "seed", "trainer"} <= config.keys():
+        raise RunError(f"{path} is not the config of a run; restore it, or choose another directory")
+    referring = [key for key, value in flat(config).items() if isinstance(value, str) and "${" in value]
+    if referring:
+        raise RunError(f"{path} is not what gfn-train writes: {referring[0]} refers to something else (${{…}})")
+    return cast("dict[str, Any]", config)
 
 
 def _latest(overrides: list[str]) -> list[str]:
@@ -96,14 +131,13 @@ def open_run(directory: Path) -> tuple[dict[str, Any], dict[str, Any], int]:
         RunError: if the directory holds no run, or no checkpoint yet.
         CheckpointError: if no checkpoint is sound.
     """
-    stored = directory / "config.yaml"
-    if not stored.is_file():
-        raise RunError(f"{directory} is not a run directory: it has no config.yaml; expected one that gfn-train made")
     from omegaconf import OmegaConf
 
-    plain: dict[str, Any] = yaml.safe_load(stored.read_text(encoding="utf-8"))
-    config = checked(OmegaConf.create({**plain, "run": str(directory), "device": "cpu"}))
-    parts = build_parts(config)
+    plain = stored_config(directory)
+    _require_no_program(plain, directory)
+    with apart_from(_folder(directory)):
+        config = checked(OmegaConf.create({**plain, "run": str(directory), "device": "cpu"}))
+        parts = build_parts(config)
     found = checkpoint.newest(directory / "checkpoints")
     if found is None:
         raise RunError(f"{directory} has no checkpoint yet; let gfn-train reach one (every trainer.save_every updates)")
@@ -112,6 +146,21 @@ def open_run(directory: Path) -> tuple[dict[str, Any], dict[str, Any], int]:
     if parts["evaluator"] is not None:
         parts["evaluator"].load_state_dict(state["evaluator"])
     return config, parts, int(state["step"])
+
+
+def _folder(directory: Path) -> Path:
+    """The folder of the working directory that a run lies in, with all that came along with it."""
+    place, here = directory.resolve(), Path.cwd().resolve()
+    return here / place.relative_to(here).parts[0] if place != here and place.is_relative_to(here) else place
+
+
+def _require_no_program(config: dict[str, Any], directory: Path) -> None:
+    """Refuse a config that names a program which came along with it."""
+    folder = _folder(directory)
+    for key, value in flat(config).items():
+        place = Path(value).resolve() if isinstance(value, str) and 0 < len(value) < 1000 else folder
+        if place.is_relative_to(folder) and place.is_file() and os.access(place, os.X_OK):
+            raise RunError(f"{directory}: {key} names a program beside the run, {value}; if you trust it, move it away")
 
 
 def prior(run: Path) -> Prior[Any]:
@@ -161,7 +210,7 @@ def describe(run: Run, directory: Path, report: Report | None, started: int) -> 
         f"{platform.system()} {platform.machine()}",
         "",
     ]
-    (directory / "README.md").write_text("\n".join(lines), encoding="utf-8")
+    storage.replace(directory / "README.md", "\n".join(lines).encode())
 
 
 def _result_lines(report: Report | None) -> list[str]:

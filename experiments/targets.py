@@ -2,18 +2,31 @@
 
 A config can only call what lies in this project, torch's optimizers and layers, the working
 directory's own files, or a package the user trusts through the environment variable GFN_TRUST
-(comma-separated), so opening somebody else's run executes none of their ideas.
+(comma-separated), so opening somebody else's run executes none of their ideas. Of this project it
+can only name what makes something: classes, and functions that return an object or numbers.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import os
+from collections.abc import Generator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any
 
 TRUSTED = ("gfn", "envs", "experiments", "torch.optim", "torch.nn")
+NO_PARTS = ("experiments.benchmarks", "experiments.reports")  # programs
+# What functions return that act rather than make something; among ours they are not for configs to call.
+ACTS = (
+    "None", "bool", "int", "str", "bytes", "Path", "Any", "list[Path]", "list[str]", "dict", "Generator", "Iterator",
+)  # fmt: skip
+
+_strange: ContextVar[tuple[Path, ...]] = ContextVar("_strange", default=())
 
 
 class TargetError(ValueError):
@@ -28,6 +41,8 @@ def locate(name: str) -> Any:
     """
     if "." not in name or not all(part.isidentifier() for part in name.split(".")):
         raise TargetError(f"{name!r} is not a dotted name such as my_module.MyClass")
+    if any(part.startswith("_") for part in name.split(".")):
+        raise TargetError(f"{name} is private; configs may name public classes and functions only")
     _require_trust(name)
     module_name, rest = _importable_part(name)
     try:
@@ -45,7 +60,32 @@ def locate(name: str) -> Any:
     defined = getattr(getattr(found, "func", found), "__module__", None) or module_name
     if defined != module_name:
         _require_trust(f"{defined}.{rest[-1]}")
+    _require_part(found, name, defined)
     return found
+
+
+@contextmanager
+def apart_from(directory: Path) -> Generator[None]:
+    """Let configs name nothing that lies in this directory, be it below the working directory or not."""
+    token = _strange.set((*_strange.get(), directory.resolve()))
+    try:
+        yield
+    finally:
+        _strange.reset(token)
+
+
+def _require_part(found: Any, name: str, module: str) -> None:
+    """Refuse what would act when it is called, such as write a file, rather than make a part of a run."""
+    function = getattr(found, "func", found)
+    if not _within(module, TRUSTED) or inspect.isclass(function) or module.startswith("torch."):
+        return
+    result = str(getattr(function, "__annotations__", {}).get("return", "Any"))
+    if _within(module, NO_PARTS) or any(result == act or result.startswith(f"{act}[") for act in ACTS):
+        raise TargetError(f"{name} makes no part of a run; configs may name classes, and functions that make an object")
+
+
+def _within(name: str, packages: tuple[str, ...]) -> bool:
+    return any(name == package or name.startswith(package + ".") for package in packages)
 
 
 def _importable_part(name: str) -> tuple[str, list[str]]:
@@ -66,23 +106,40 @@ def _importable_part(name: str) -> tuple[str, list[str]]:
 
 def _require_trust(name: str) -> None:
     extra = tuple(filter(None, os.environ.get("GFN_TRUST", "").split(",")))
-    if any(name == package or name.startswith(package + ".") for package in (*TRUSTED, *extra)):
+    if _within(name, (*TRUSTED, *extra)):
         return
     top = name.split(".")[0]
-    spec = importlib.util.find_spec(top)
-    if spec is None or _in_working_directory(spec.origin, spec.submodule_search_locations):
+    specs = _specs(name)
+    if all(_in_working_directory(spec.origin, spec.submodule_search_locations) for spec in specs):
         return  # if it does not exist, importing says so
     raise TargetError(
-        f"{name} is outside what configs may call ({', '.join(TRUSTED)}, and files in the working directory); "
-        f"if you trust it, set the environment variable GFN_TRUST={top}"
+        f"{name} is outside what configs may call ({', '.join(TRUSTED)}, and files in the working directory, "
+        f"but for those of a run); if you trust it, set the environment variable GFN_TRUST={top}"
     )
+
+
+def _specs(name: str) -> list[ModuleSpec]:
+    """Where the module of a dotted name and the packages above it lie; nothing of them is imported."""
+    parts = name.split(".")
+    specs: list[ModuleSpec] = []
+    spec = importlib.util.find_spec(parts[0])
+    for end in range(2, len(parts) + 1):
+        if spec is None:
+            break
+        specs.append(spec)
+        inside = spec.submodule_search_locations
+        spec = PathFinder.find_spec(".".join(parts[:end]), list(inside)) if inside is not None else None
+    return [*specs, spec] if spec is not None else specs
 
 
 def _in_working_directory(origin: str | None, locations: Any) -> bool:
     places = [Path(place) for place in ([origin] if origin else list(locations or []))]
-    here = Path.cwd().resolve()
+    here, strange = Path.cwd().resolve(), _strange.get()
     # A built-in module has no path but a word such as "frozen" for its origin.
     return bool(places) and all(
-        place.is_absolute() and place.resolve().is_relative_to(here) and "site-packages" not in place.parts
+        place.is_absolute()
+        and place.resolve().is_relative_to(here)
+        and "site-packages" not in place.parts
+        and not any(place.resolve().is_relative_to(folder) for folder in strange)
         for place in places
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,14 +34,19 @@ def train(config: DictConfig, run_dir: Path, overrides: list[str]) -> float | No
     from experiments import runs
     from experiments.build import build
     from experiments.figures import draw
+    from experiments.lock import occupied
+    from experiments.targets import apart_from
     from gfn import processes
     from gfn.callbacks import Signals
     from gfn.distributed import Interrupted
 
-    with processes.together(), Signals() as signals:
+    with processes.together(), Signals() as signals, ExitStack() as stack:
         run_dir = processes.gathered(run_dir)[0]
         config.run = str(run_dir)
-        run = build(config, run_dir, signals.wanted)
+        if processes.rank() == 0:
+            stack.enter_context(occupied(run_dir))
+        with apart_from(run_dir):
+            run = build(config, run_dir, signals.wanted)
         runs.prepare(run, run_dir, overrides)
         started = run.trainer.step
         try:

@@ -13,8 +13,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
 
+from gfn import storage
 from gfn.examples import table
-from gfn.training import Report
+from gfn.reporting import Report
 
 
 class ProgressBar:
@@ -82,7 +83,7 @@ class JSONLines:
     def start(self, step: int) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         kept = [line for line in read_lines(self.path) if line["step"] <= step]
-        _replace(self.path, "".join(_dump(line) for line in kept))
+        storage.replace(self.path, "".join(_dump(line) for line in kept).encode())
         self.file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115 (closed by close)
 
     def __call__(self, report: Report) -> None:
@@ -95,22 +96,17 @@ class JSONLines:
             file, self.file = self.file, None
             with contextlib.suppress(OSError):  # closing tries to write once more
                 file.close()
-            raise OSError(error.errno, f"cannot write metrics: {error.strerror}", str(self.path)) from error
+            reason = f"cannot write metrics: {error.strerror} ({storage.room(self.path.parent)})"
+            raise OSError(error.errno, reason, str(self.path)) from error
+
+    def sync(self) -> None:
+        if self.file is not None:
+            os.fsync(self.file.fileno())
 
     def close(self) -> None:
         if self.file is not None:
             self.file.close()
             self.file = None
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write a file so that a crash leaves the old one or the new one, never half of it."""
-    part = path.with_name(f".{path.name}.part")
-    with open(part, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, path)
 
 
 def line_of(report: Report) -> dict[str, Any]:
@@ -124,13 +120,15 @@ def _dump(line: Mapping[str, Any]) -> str:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The complete lines of a metrics file; one cut off by a crash is left out, a missing file is empty."""
+    """The sound lines of a metrics file; one that a crash cut off or spoilt is left out, a missing file is empty."""
     lines: list[dict[str, Any]] = []
     if not path.exists():
         return lines
     for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        with contextlib.suppress(json.JSONDecodeError):
-            lines.append(json.loads(text))
+        with contextlib.suppress(ValueError, RecursionError):
+            line = json.loads(text)
+            if isinstance(line, dict) and isinstance(line.get("step"), int):
+                lines.append(line)
     return lines
 
 
@@ -174,6 +172,10 @@ class TensorBoard:
             self.writer.add_text("samples", table(report.examples), report.step)
         self.writer.flush()  # what a checkpoint has counted must not be lost when the process is killed
 
+    def sync(self) -> None:
+        for events in self.directory.glob("events.*"):
+            storage.sync(events)
+
     def _speeds(self, report: Report) -> dict[str, float]:
         """What has been done per second, from the second report on: what came before the first is not known."""
         if self.trajectories is None:
@@ -203,7 +205,7 @@ class SampleTable:
 
     def __call__(self, report: Report) -> None:
         if report.examples:
-            _replace(self.path, f"# Samples after update {report.step}\n\n{table(report.examples)}")
+            storage.replace(self.path, f"# Samples after update {report.step}\n\n{table(report.examples)}".encode())
 
     def close(self) -> None:
         pass

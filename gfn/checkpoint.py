@@ -6,11 +6,9 @@ SHA-256, because the archive format itself lets flipped bits through.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
 import io
-import os
 import re
 import warnings
 from collections import OrderedDict
@@ -19,6 +17,8 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+
+from gfn import storage
 
 MAGIC = b"f-GFN checkpoint"
 TRAILER = len(MAGIC) + 8 + 32
@@ -46,20 +46,11 @@ def save(path: Path, state: dict[str, Any]) -> None:
     torch.save(state, buffer)
     body = buffer.getbuffer()
     trailer = MAGIC + len(body).to_bytes(8, "big") + hashlib.sha256(body).digest()
-    part = path.with_name(f".{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(part, "wb") as file:
-            file.write(body)
-            file.write(trailer)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-        _sync_directory(path.parent)
+        storage.replace(path, body, trailer)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
-        raise _not_written(f"checkpoint {path} ({len(body) + TRAILER} bytes)", error) from error
+        raise _not_written(f"checkpoint {path}", error) from error
 
 
 def _require_plain(value: Any, place: str) -> None:
@@ -86,14 +77,6 @@ def _not_written(what: str, error: OSError) -> CheckpointError:
     return CheckpointError(
         f"cannot write {what}: {error.strerror or error}; {cure}, then run the same command again to go on"
     )
-
-
-def _sync_directory(directory: Path) -> None:
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def load(path: Path) -> dict[str, Any]:

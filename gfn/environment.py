@@ -17,7 +17,13 @@ S_out = TypeVar("S_out", bound=States, covariant=True)
 
 
 class RewardError(ValueError):
-    """A reward is not a number a target distribution can be made of."""
+    """A reward is not a number a target distribution can be made of.
+
+    Attributes:
+        states: the terminal states that rewards were asked for, where they are known.
+    """
+
+    states: Any = None
 
 
 class TooManyStatesError(ValueError):
@@ -215,7 +221,14 @@ def as_summarised(env: Environment[Any]) -> Summarised | None:
 
 def checked_log_reward(env: Environment[S], states: S) -> Tensor:
     """Log-rewards of terminal states ``[N]``, or a :class:`RewardError` that names the first bad state."""
-    log_reward = env.log_reward(states)
+    try:
+        return _checked(env, states, env.log_reward(states))
+    except RewardError as error:
+        error.states = states
+        raise
+
+
+def _checked(env: Environment[S], states: S, log_reward: Tensor) -> Tensor:
     if log_reward.shape != (len(states),):
         raise RewardError(
             f"{type(env).__name__}.log_reward returned shape {tuple(log_reward.shape)} for {len(states)} states; "

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 
+from gfn import checkpoint, processes
+from gfn.environment import RewardError
 from gfn.objectives import Learner
-from gfn.states import States
+from gfn.states import States, to_tensors
 from gfn.trajectories import Trajectories
 
 S = TypeVar("S", bound=States)
@@ -15,6 +20,43 @@ S = TypeVar("S", bound=States)
 
 class NonFiniteError(RuntimeError):
     """A loss, gradient or parameter is not finite; nothing was updated."""
+
+
+@contextmanager
+def recorded(directory: Path | None, step: int) -> Generator[list[Trajectories[S]]]:
+    """Make an update; if it fails by its numbers, ``failure.pt`` keeps what it was made of beside the checkpoints.
+
+    The file is a checkpoint: its ``trajectories`` are for :meth:`Trajectories.from_tensors`. If a reward failed before
+    there were any, its ``states`` are those that were to be rewarded, for :func:`gfn.states.from_tensors`.
+
+    Args:
+        directory: of the checkpoints; None keeps nothing.
+        step: updates done before this one.
+
+    Yields:
+        A list for the batch, as soon as there is one.
+    """
+    batches: list[Trajectories[S]] = []
+    try:
+        yield batches
+    except (NonFiniteError, RewardError) as error:
+        if directory is not None:
+            with suppress(checkpoint.CheckpointError, TypeError):  # the error itself is what matters
+                _keep(directory, step, error, batches)
+        raise
+
+
+def _keep(directory: Path, step: int, error: NonFiniteError | RewardError, batches: list[Trajectories[S]]) -> None:
+    kept: dict[str, Any] = {"step": step, "cause": str(error)}
+    if batches:
+        kept["trajectories"] = batches[0].tensors()
+    elif isinstance(error, RewardError) and error.states is not None:
+        kept["states"] = to_tensors(error.states)
+    else:
+        return
+    path = directory / ("failure.pt" if processes.rank() == 0 else f"failure_{processes.rank()}.pt")
+    checkpoint.save(path, kept)
+    error.add_note(f"what it was made of is in {path}")
 
 
 def broken_parameters(objective: Learner[S]) -> list[str]:

@@ -4,63 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
-from gfn import checkpoint, processes
+from gfn import checkpoint, processes, reporting
 from gfn.evaluation import Evaluator
-from gfn.examples import Example
-from gfn.failures import NonFiniteError, broken_parameters, cause_of_gradient, cause_of_loss
+from gfn.failures import NonFiniteError, broken_parameters, cause_of_gradient, cause_of_loss, recorded
 from gfn.objectives import Learner
 from gfn.objectives.learner import Reported
 from gfn.objectives.parts import backward_in_parts
+from gfn.reporting import Callback, Report
 from gfn.samplers import Sampler
 from gfn.schedules import Number, value_at
 from gfn.states import States
 from gfn.trajectories import Trajectories
 
 S = TypeVar("S", bound=States)
-
-
-@dataclass(frozen=True)
-class Report:
-    """What callbacks are told after an update.
-
-    Attributes:
-        step, steps: number of updates done, and in all.
-        trajectories: number of trajectories trained on.
-        metrics: of this update's batch.
-        evaluation: of the policy now, or None if this is not a step to evaluate at.
-        examples: some of the states that the evaluation looked at.
-    """
-
-    step: int
-    steps: int
-    trajectories: int
-    metrics: Mapping[str, float]
-    evaluation: Mapping[str, float] | None
-    examples: Sequence[Example] = ()
-
-
-class Callback(Protocol):
-    """Sees every report; cannot steer.
-
-    ``close`` is called on every way out, also when ``start`` or another callback has failed.
-    """
-
-    def start(self, step: int) -> None:
-        """Training begins, or goes on, after ``step`` updates."""
-        ...
-
-    def __call__(self, report: Report) -> None: ...
-
-    def close(self) -> None:
-        """Training is over, for whatever reason."""
-        ...
 
 
 def never() -> bool:
@@ -168,9 +130,11 @@ class Trainer(Generic[S]):
         """One batch, one update, one report."""
         if self.objective.begin(self.step) and self.evaluator is not None:
             self.evaluator.retarget()
-        with self._precision():
-            batch = processes.apart(self.sampler(self.step))
-        metrics = self._update(batch)
+        with recorded(self.checkpoints, self.step) as batches:
+            with self._precision():
+                batches.append(processes.apart(self.sampler(self.step)))
+            (batch,) = batches
+            metrics = self._update(batch)
         self.step += 1
         self.trajectories += len(batch) * processes.count()
         if self.evaluator is not None:
@@ -275,6 +239,7 @@ class Trainer(Generic[S]):
             return
         state = self.state_dict()
         if processes.rank() == 0:
+            reporting.sync(self.callbacks)  # what a checkpoint counts as told is not told again
             checkpoint.save(checkpoint.path_of(self.checkpoints, self.step), state)
             checkpoint.prune(self.checkpoints, self.keep)
 

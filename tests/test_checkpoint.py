@@ -262,7 +262,7 @@ def test_a_full_disk_is_named_and_leaves_the_old_file(path: Path, monkeypatch: p
         checkpoint.save(path, STATE)
     message = str(caught.value)
     assert str(path) in message
-    assert f"{size} bytes" in message
-    assert "No space left on device; free space there, then run the same command again" in message
+    assert f"No space left on device ({size} bytes to write, " in message
+    assert f"bytes free in {path.parent}); free space there, then run the same command again" in message
     assert same(checkpoint.load(path), STATE)
     assert parts_of(path.parent) == [path.name], "the unfinished file takes up the space that is missing"
