@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot
+from torch.nn.functional import one_hot, pad
 
 from gfn.environment import DiscreteEnvironment, RewardError, TooManyStatesError
 from gfn.states import TensorStates
@@ -203,8 +203,8 @@ class Hypergrid(DiscreteEnvironment[GridStates]):
         return states.stopped
 
     def forward_mask(self, states: GridStates) -> Tensor:
-        grow = states.coords < self.side - 1
-        return torch.cat([grow, torch.ones_like(grow[:, :1])], 1) & ~states.stopped.unsqueeze(1)
+        grow = pad(states.coords < self.side - 1, (0, 1), value=True)
+        return grow & ~states.stopped.unsqueeze(1)
 
     def backward_mask(self, states: GridStates) -> Tensor:
         stopped = states.stopped.unsqueeze(1)

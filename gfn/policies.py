@@ -6,7 +6,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from gfn.chunks import in_chunks
 from gfn.distributions import ActionDistribution, Certain, MaskedCategorical
 from gfn.environment import DiscreteEnvironment, Enumerable, Environment, as_discrete
 from gfn.memory import Memory
+from gfn.merging import distinct, once, picked
 from gfn.states import States
 from gfn.trajectories import Trajectories
 
@@ -68,6 +69,10 @@ class Policy(nn.Module, ABC, Generic[S]):
         """Log-probability of undoing every step, this being a backward policy, ``[N]``."""
         return in_chunks(self._scored, self.at_once, t.targets, t.actions)
 
+    def log_probs(self, t: Trajectories[S], backward: Policy[S]) -> tuple[Tensor, Tensor]:
+        """log P_F and log P_B of every step, each ``[N]``; override where one pass of a network serves both."""
+        return self.log_prob(t), backward.log_prob_backward(t)
+
     def _scored(self, states: S, actions: Tensor) -> Tensor:
         return self.distribution(states).log_prob(actions)
 
@@ -106,8 +111,8 @@ class Trunk(nn.Module, Generic[S]):
 
     def forward(self, states: S) -> Tensor:
         """Features of each state, ``[N, width]``."""
-        weight = next(self.parameters())
-        return self.layers(self.encode(states).to(weight.dtype))
+        first = cast(nn.Linear, cast(nn.Sequential, self.layers[0])[0])
+        return self.layers(self.encode(states).to(first.weight.dtype))
 
 
 class MLPPolicy(Policy[S]):
@@ -121,7 +126,18 @@ class MLPPolicy(Policy[S]):
         self.head = nn.Linear(width, env.n_actions)
 
     def distribution(self, states: S) -> MaskedCategorical:
-        return MaskedCategorical(self.head(self.trunk(states)), self.allowed(states))
+        return MaskedCategorical(once(lambda s: self.head(self.trunk(s)), states), self.allowed(states))
+
+    def log_probs(self, t: Trajectories[S], backward: Policy[S]) -> tuple[Tensor, Tensor]:
+        if not (isinstance(backward, MLPBackward) and backward.trunk is self.trunk and self.at_once is None):
+            return super().log_probs(t, backward)
+
+        states, place = distinct(t.states) or (t.states, None)
+        source, target = (t.source, t.source + 1) if place is None else (place[t.source], place[t.source + 1])
+        features = self.trunk(states)
+        log_pf = picked(self.head(features), self.allowed(states), source, t.actions)
+        log_pb = picked(backward.head(features), backward.allowed(states), target, t.actions)
+        return log_pf, log_pb
 
 
 class MLPBackward(Policy[S]):
@@ -140,7 +156,7 @@ class MLPBackward(Policy[S]):
         self.head = nn.Linear(self.trunk.width, env.n_actions)
 
     def distribution(self, states: S) -> MaskedCategorical:
-        return MaskedCategorical(self.head(self.trunk(states)), self.allowed(states))
+        return MaskedCategorical(once(lambda s: self.head(self.trunk(s)), states), self.allowed(states))
 
     def stuck(self, states: S) -> Tensor:
         return ~self.allowed(states).any(1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
+from functools import cache
 from hashlib import blake2b
 from typing import Any, Protocol, Self, TypeVar, cast, runtime_checkable
 
@@ -50,13 +51,13 @@ class TensorStates:
     """
 
     def __post_init__(self) -> None:
-        sizes = {name: len(value) for name, value in self.tensors().items()}
-        if len(set(sizes.values())) > 1:
+        if len({value.shape[0] for value in self.tensors().values()}) > 1:
+            sizes = {name: len(value) for name, value in self.tensors().items()}
             raise ValueError(f"{type(self).__name__}: the fields must share their first dimension, got {sizes}")
 
     def tensors(self) -> dict[str, Tensor]:
         """The fields by name."""
-        return {f.name: getattr(self, f.name) for f in fields(cast(Any, self))}
+        return {name: getattr(self, name) for name in _names(type(self))}
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
@@ -81,6 +82,11 @@ class TensorStates:
         """Join batches in order."""
         tables = [batch.tensors() for batch in batches]
         return cls(**{name: torch.cat([table[name] for table in tables]) for name in tables[0]})
+
+
+@cache
+def _names(states: type[TensorStates]) -> tuple[str, ...]:
+    return tuple(f.name for f in fields(cast(Any, states)))
 
 
 def cat(batches: Sequence[S]) -> S:

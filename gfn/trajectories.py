@@ -65,18 +65,19 @@ class Trajectories(Generic[S]):
         return torch.arange(len(self.row), device=self.row.device) - self._step_start[self.row]
 
     @cached_property
-    def _source(self) -> Tensor:
+    def source(self) -> Tensor:
+        """Where in ``states`` the state before each step is, long ``[N]``; the one after it comes next."""
         return torch.arange(len(self.row), device=self.row.device) + self.row
 
     @property
     def sources(self) -> S:
         """State before each step, ``[N]``."""
-        return self.states[self._source]
+        return self.states[self.source]
 
     @property
     def targets(self) -> S:
         """State after each step, ``[N]``."""
-        return self.states[self._source + 1]
+        return self.states[self.source + 1]
 
     @property
     def initial(self) -> S:

@@ -56,9 +56,10 @@ class Learner(nn.Module, ABC, Generic[S]):
 
     def scores(self, t: Trajectories[S]) -> Scores:
         """Current log-probabilities of every step."""
+        log_pf, log_pb = self.policy.log_probs(t, self.backward_policy)
         return Scores(
-            log_pf=t.pad(self.policy.log_prob(t)),
-            log_pb=t.pad(self.backward_policy.log_prob_backward(t)),
+            log_pf=t.pad(log_pf),
+            log_pb=t.pad(log_pb),
             mask=t.mask,
             log_reward=t.log_reward.clamp(min=LOG_OF_ZERO),
             group=t.group,
