@@ -33,9 +33,8 @@ def test_losses_and_gradients_are_those_of_one_evaluation_for_each_visit(
     policy = MLPPolicy(env, width=16).double()
     backward = MLPBackward(env, policy, tied=tied).double()
     objective = Objective(policy, backward, Alpha(0.5), DevGrad())
-    t = rollout(
-        env, policy, env.reset(64, torch.Generator().manual_seed(1)), generator=torch.Generator().manual_seed(2)
-    )
+    generator = torch.Generator().manual_seed(1)
+    t = rollout(env, policy, env.reset(200, generator), generator=generator)
     looked: list[int] = []
     policy.trunk.register_forward_hook(lambda module, args, output: looked.append(len(output)))
     loss, _ = objective(t)
