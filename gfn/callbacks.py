@@ -161,9 +161,17 @@ class TensorBoard:
         speeds = self._speeds(report)
         if report.step % self.every and report.evaluation is None:
             return
+        self.steps, self.since, self.from_trajectories = 0.0, time.perf_counter(), report.trajectories
+        try:
+            self._write(report, speeds)
+        except OSError as error:
+            self.writer = None  # the thread that wrote has ended
+            reason = f"cannot write events: {error.strerror or error} ({storage.room(self.directory)})"
+            raise OSError(error.errno, reason, str(self.directory)) from error
+
+    def _write(self, report: Report, speeds: Mapping[str, float]) -> None:
         for name, value in speeds.items():
             self.writer.add_scalar(f"speed/{name}", value, report.step)
-        self.steps, self.since, self.from_trajectories = 0.0, time.perf_counter(), report.trajectories
         for name, value in report.metrics.items():
             self.writer.add_scalar(f"train/{name}", value, report.step)
         for name, value in (report.evaluation or {}).items():

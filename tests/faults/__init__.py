@@ -1,0 +1,1 @@
+"""Faults that are really injected: what a run promises, shown by breaking what it stands on."""
