@@ -99,10 +99,10 @@ class Results:
         return sorted({m.case.workers for m in self.measurements})
 
 
-def cell(values: Sequence[float]) -> str:
+def cell(values: Sequence[float], form: str = ".3g") -> str:
     """Median and range."""
-    middle = f"{statistics.median(values):.3g}"
-    return middle if len(values) == 1 else f"{middle} ({min(values):.3g}–{max(values):.3g})"
+    middle = format(statistics.median(values), form)
+    return middle if len(values) == 1 else f"{middle} ({min(values):{form}}–{max(values):{form}})"
 
 
 def written(results: Results) -> str:
@@ -124,7 +124,8 @@ def _heading(results: Results) -> str:
     )
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Markdown of a table."""
     return "\n".join("| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows))
 
 
@@ -147,7 +148,7 @@ def _goals(results: Results) -> str:
         "trajectories/s, wall",
         "reactions",
     ]
-    return _table(head, rows)
+    return table(head, rows)
 
 
 def _shares(results: Results) -> str:
@@ -156,7 +157,7 @@ def _shares(results: Results) -> str:
     found = {kind: results.of(kind, results.main, results.alone) for kind in kinds}
     labels = list(dict.fromkeys(label for some in found.values() for m in some for label in m.spent))
     rows = [[label, *(cell([_percent(m, label) for m in found[kind]]) for kind in kinds)] for label in labels]
-    return _table(["% of CPU time", *(kind.replace("_", " ") for kind in kinds)], rows)
+    return table(["% of CPU time", *(kind.replace("_", " ") for kind in kinds)], rows)
 
 
 def _percent(m: Measurement, label: str) -> float:
@@ -173,7 +174,7 @@ def _growth(results: Results) -> str:
             values += [[per_wall_second(m) for m in found], [m.setup for m in found], [m.memory for m in found]]
             rows.append([str(found[0].n_blocks), str(count), kind.replace("_", " "), *map(cell, values)])
     head = ["blocks", "workers", "what", "CPU-ms per trajectory", "trajectories per CPU second"]
-    return _table([*head, "trajectories/s, wall", "CPU seconds to set up", "peak memory, MiB"], rows)
+    return table([*head, "trajectories/s, wall", "CPU seconds to set up", "peak memory, MiB"], rows)
 
 
 def draw(results: Results, path: Path) -> None:
