@@ -37,7 +37,8 @@ def stored_overrides(arguments: list[str]) -> list[str]:
         if key == "run" and stored.is_file():
             lines = [line for line in stored.read_text(encoding="utf-8").splitlines() if line]
             for line in lines:
-                if not ORDINARY.fullmatch(line.partition("=")[0]):
+                name, _, chosen = line.partition("=")
+                if not ORDINARY.fullmatch(name) or ("." not in name and ".." in chosen):  # a file outside configs/
                     raise ValueError(f"{stored}: {line!r} is no override that gfn-train writes there; remove the line")
             return lines
     return []

@@ -35,6 +35,7 @@ FREE = (
     "run", "resume", "name", "threads", "device", "logger", "evaluator", "trainer.save_every", "trainer.keep",
     "sampler.engine",
 )  # fmt: skip
+DEEPEST = 50  # levels of a config
 
 
 class RunError(RuntimeError):
@@ -81,8 +82,11 @@ def stored_config(directory: Path) -> dict[str, Any]:
         raise RunError(f"{directory} is not a run directory: it has no config.yaml; expected one that gfn-train made")
     try:
         text = path.read_text(encoding="utf-8")
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader)):
-            raise RunError(f"{path} is not what gfn-train writes: it has references (*name), which can fill the memory")
+        depth = 0
+        for event in yaml.parse(text, Loader=yaml.SafeLoader):
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if isinstance(event, yaml.AliasEvent) or depth > DEEPEST:
+                raise RunError(f"{path}: gfn-train writes no references (*name) and no deep nesting, which fill the memory")
         config = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: not UTF-8, or no such date
         raise RunError(f"{path} cannot be read: {' '.join(str(error).split())}") from error

@@ -15,7 +15,6 @@ import os
 from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +55,7 @@ def locate(name: str) -> Any:
         found = getattr(found, part)
     if not callable(found):
         raise TargetError(f"{name} is a {type(found).__name__}, not a class or function")
-    # What was reached by way of an import inside a trusted module (gfn.checkpoint.os.system) must be trusted itself.
+    # What was reached by way of an import inside a trusted module (gfn.storage.os.system) must be trusted itself.
     defined = getattr(getattr(found, "func", found), "__module__", None) or module_name
     if defined != module_name:
         _require_trust(f"{defined}.{rest[-1]}")
@@ -80,7 +79,8 @@ def _require_part(found: Any, name: str, module: str) -> None:
     if not _within(module, TRUSTED) or inspect.isclass(function) or module.startswith("torch."):
         return
     result = str(getattr(function, "__annotations__", {}).get("return", "Any"))
-    if _within(module, NO_PARTS) or any(result == act or result.startswith(f"{act}[") for act in ACTS):
+    acts = any(kind.strip() == act or kind.startswith(f"{act}[") for kind in result.split(" | ") for act in ACTS)
+    if acts or _within(module, NO_PARTS):
         raise TargetError(f"{name} makes no part of a run; configs may name classes, and functions that make an object")
 
 
@@ -109,8 +109,7 @@ def _require_trust(name: str) -> None:
     if _within(name, (*TRUSTED, *extra)):
         return
     top = name.split(".")[0]
-    specs = _specs(name)
-    if all(_in_working_directory(spec.origin, spec.submodule_search_locations) for spec in specs):
+    if all(_in_working_directory(place) for place in _places(name)):
         return  # if it does not exist, importing says so
     raise TargetError(
         f"{name} is outside what configs may call ({', '.join(TRUSTED)}, and files in the working directory, "
@@ -118,28 +117,24 @@ def _require_trust(name: str) -> None:
     )
 
 
-def _specs(name: str) -> list[ModuleSpec]:
-    """Where the module of a dotted name and the packages above it lie; nothing of them is imported."""
-    parts = name.split(".")
-    specs: list[ModuleSpec] = []
-    spec = importlib.util.find_spec(parts[0])
-    for end in range(2, len(parts) + 1):
-        if spec is None:
-            break
-        specs.append(spec)
-        inside = spec.submodule_search_locations
-        spec = PathFinder.find_spec(".".join(parts[:end]), list(inside)) if inside is not None else None
-    return [*specs, spec] if spec is not None else specs
+def _places(name: str) -> list[Path]:
+    """Every file and folder that importing a dotted name could read; nothing is imported to find them."""
+    top, *rest = name.split(".")
+    spec = importlib.util.find_spec(top)
+    if spec is None:
+        return []
+    folders = [Path(place) for place in spec.submodule_search_locations or ()]
+    places = [Path(spec.origin)] if spec.origin else folders
+    for part in rest:
+        found = [place for folder in folders for place in (folder / part, *folder.glob(f"{part}.*")) if place.exists()]
+        places = [*places, *found]
+        folders = [place for place in found if place.is_dir()]
+    return places
 
 
-def _in_working_directory(origin: str | None, locations: Any) -> bool:
-    places = [Path(place) for place in ([origin] if origin else list(locations or []))]
-    here, strange = Path.cwd().resolve(), _strange.get()
+def _in_working_directory(place: Path) -> bool:
     # A built-in module has no path but a word such as "frozen" for its origin.
-    return bool(places) and all(
-        place.is_absolute()
-        and place.resolve().is_relative_to(here)
-        and "site-packages" not in place.parts
-        and not any(place.resolve().is_relative_to(folder) for folder in strange)
-        for place in places
-    )
+    if not place.is_absolute() or "site-packages" in place.parts:
+        return False
+    real = place.resolve()
+    return real.is_relative_to(Path.cwd().resolve()) and not any(real.is_relative_to(f) for f in _strange.get())

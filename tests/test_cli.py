@@ -181,7 +181,7 @@ BAD = {  # arguments: exit code, and what the message must say
     ("env=custom",): (2, ["env._target_", "missing"]),
     ("env=custom", "env._target_=nosuch.Env"): (2, ["cannot import nosuch", "working directory"]),
     ("env=custom", "env._target_=os.system", "env.command=touch\\ stolen"): (2, ["GFN_TRUST=os"]),
-    ("env=custom", "env._target_=gfn.checkpoint.os.system", "env.command=touch\\ stolen"): (
+    ("env=custom", "env._target_=gfn.storage.os.system", "env.command=touch\\ stolen"): (
         2,
         ["outside what configs"],
     ),
