@@ -6,7 +6,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -57,6 +57,13 @@ class Policy(nn.Module, ABC, Generic[S]):
         weight = next(self.parameters(), torch.zeros(0))
         return torch.zeros(len(states), dtype=torch.bool, device=weight.device)
 
+    def layers(self, env: DiscreteEnvironment[S]) -> list[Tensor] | None:
+        """Weight, bias, weight, … if the logits of allowed actions are a perceptron (ReLU) on ``env.encode``.
+
+        None, as here, if they are something else; nothing in the list if all are zero.
+        """
+        return None
+
     def stepper(self) -> Stepper[S]:
         """Start one rollout; override to keep work between steps, such as a key-value cache."""
         return lambda states, kept: self.distribution(states)
@@ -75,6 +82,13 @@ class Policy(nn.Module, ABC, Generic[S]):
 
     def _scored(self, states: S, actions: Tensor) -> Tensor:
         return self.distribution(states).log_prob(actions)
+
+
+def _keeps(policy: Policy[Any], kind: type[Policy[Any]]) -> bool:
+    """Whether a policy is of a kind and has kept how it samples and scores: a subclass may have its own way."""
+    names = ("distribution", "log_prob", "log_prob_backward", "stepper")
+    own = [getattr(getattr(policy, name), "__func__", None) for name in names]
+    return isinstance(policy, kind) and own == [getattr(kind, name) for name in names]
 
 
 def require_dense(env: Environment[S], what: str) -> None:
@@ -114,6 +128,11 @@ class Trunk(nn.Module, Generic[S]):
         first = cast(nn.Linear, cast(nn.Sequential, self.layers[0])[0])
         return self.layers(self.encode(states).to(first.weight.dtype))
 
+    def followed_by(self, head: nn.Linear) -> list[Tensor]:
+        """Weight, bias, weight, … of the trunk and a head."""
+        linear = [layer for layer in self.layers.modules() if isinstance(layer, nn.Linear)]
+        return [x for layer in (*linear, head) for x in (layer.weight, layer.bias)]
+
 
 class MLPPolicy(Policy[S]):
     """P_F: a masked categorical with logits from a multilayer perceptron on ``env.encode``."""
@@ -128,8 +147,13 @@ class MLPPolicy(Policy[S]):
     def distribution(self, states: S) -> MaskedCategorical:
         return MaskedCategorical(once(lambda s: self.head(self.trunk(s)), states), self.allowed(states))
 
+    def layers(self, env: DiscreteEnvironment[S]) -> list[Tensor] | None:
+        known = _keeps(self, MLPPolicy) and self.allowed == env.forward_mask and self.trunk.encode == env.encode
+        return self.trunk.followed_by(self.head) if known else None
+
     def log_probs(self, t: Trajectories[S], backward: Policy[S]) -> tuple[Tensor, Tensor]:
-        if not (isinstance(backward, MLPBackward) and backward.trunk is self.trunk and self.at_once is None):
+        together = _keeps(self, MLPPolicy) and _keeps(backward, MLPBackward) and self.at_once is None
+        if not (together and isinstance(backward, MLPBackward) and backward.trunk is self.trunk):
             return super().log_probs(t, backward)
 
         states, place = distinct(t.states) or (t.states, None)
@@ -158,6 +182,10 @@ class MLPBackward(Policy[S]):
     def distribution(self, states: S) -> MaskedCategorical:
         return MaskedCategorical(once(lambda s: self.head(self.trunk(s)), states), self.allowed(states))
 
+    def layers(self, env: DiscreteEnvironment[S]) -> list[Tensor] | None:
+        known = _keeps(self, MLPBackward) and self.allowed == env.backward_mask and self.trunk.encode == env.encode
+        return self.trunk.followed_by(self.head) if known else None
+
     def stuck(self, states: S) -> Tensor:
         return ~self.allowed(states).any(1)
 
@@ -172,6 +200,9 @@ class Uniform(Policy[S]):
     def distribution(self, states: S) -> MaskedCategorical:
         mask = self.mask(states)
         return MaskedCategorical(mask.new_zeros(mask.shape, dtype=torch.get_default_dtype()), mask)
+
+    def layers(self, env: DiscreteEnvironment[S]) -> list[Tensor] | None:
+        return [] if _keeps(self, Uniform) and self.mask in (env.forward_mask, env.backward_mask) else None
 
     def stuck(self, states: S) -> Tensor:
         return ~self.mask(states).any(1)

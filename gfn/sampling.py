@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from gfn.distributions import ActionDistribution
 from gfn.environment import Environment, checked_log_reward
+from gfn.fused import Advance, Table
 from gfn.policies import Policy
 from gfn.states import States, cat
 from gfn.trajectories import Trajectories, order_by_trajectory
@@ -33,6 +34,7 @@ def rollout(
     group: Tensor | None = None,
     generator: torch.Generator | None = None,
     version: int = 0,
+    table: Table[S] | None = None,
 ) -> Trajectories[S]:
     """Sample one complete trajectory from each of the B states of ``start``.
 
@@ -44,40 +46,30 @@ def rollout(
         group: which trajectories share an initial state, long ``[B]``; default, all of them.
         generator: source of all randomness.
         version: number of updates the policy has seen, stored with the trajectories.
+        table: of the environment; without ``explore`` rollouts then take one compiled call a step, if they can.
 
     Raises:
         EndlessTrajectoryError: if a trajectory has not ended after ``env.max_steps`` steps.
         RewardError: if a reward is NaN or +inf.
     """
-    move, ended = (env.undo, env.is_initial) if backward else (env.step, env.is_terminal)
-    advance = policy.stepper()
-    live, alive = start, torch.arange(len(start), device=env.device)
-    kept = alive
+    fused = table.advance(policy, backward, generator) if table is not None and explore is None else None
+    advance = fused or _operators(env, policy, backward, explore, generator)
+    listed = table if fused is not None else None
+    live: Any = start if listed is None else listed.index(start)
+    alive = torch.arange(len(start), device=env.device)
     states, rows, actions, log_probs = [live], [alive], list[Tensor](), list[Tensor]()
-    for _ in range(env.max_steps):
-        distribution = advance(live, kept)
-        if explore is not None:
-            distribution = explore(distribution)
-        action = distribution.sample(generator)
-        log_probs.append(distribution.log_prob(action))
-        live = move(live, action)
-        states.append(live)
+    while len(alive) > 0:
+        if len(actions) == env.max_steps:
+            raise _endless(env, live if listed is None else listed.states[live], len(start), backward)
         rows.append(alive)
+        action, log_prob, target, live, alive = advance(live, alive)
+        states.append(target)
         actions.append(action)
-        kept = (~ended(live)).nonzero().squeeze(-1)
-        live, alive = live[kept], alive[kept]
-        if len(alive) == 0:
-            break
-    else:
-        example = env.describe(live[:1])[0]
-        raise EndlessTrajectoryError(
-            f"{len(alive)} of {len(start)} trajectories have not ended after max_steps={env.max_steps} steps, "
-            f"such as the one now in state {example}: raise {type(env).__name__}.max_steps, or make "
-            f"{'is_initial' if backward else 'is_terminal'} true at their end"
-        )
+        log_probs.append(log_prob)
     by_trajectory = order_by_trajectory(rows[1:])
     counts = torch.bincount(torch.cat(rows[1:]), minlength=len(start))
     visited = cat(states)[order_by_trajectory(rows)]
+    visited: S = visited if listed is None else listed.states[visited]
     trajectories = Trajectories(
         states=visited,
         actions=torch.cat(actions)[by_trajectory],
@@ -88,3 +80,36 @@ def rollout(
         policy_version=torch.full((len(start),), version, device=env.device),
     )
     return trajectories.reversed() if backward else trajectories
+
+
+def _operators(
+    env: Environment[S],
+    policy: Policy[S],
+    backward: bool,
+    explore: Explore | None,
+    generator: torch.Generator | None,
+) -> Advance:
+    """A step of a rollout, one operator at a time."""
+    move, ended = (env.undo, env.is_initial) if backward else (env.step, env.is_terminal)
+    stepper, kept = policy.stepper(), None
+
+    def advance(live: S, alive: Tensor) -> tuple[Tensor, Tensor, S, S, Tensor]:
+        nonlocal kept
+        distribution = stepper(live, alive if kept is None else kept)
+        if explore is not None:
+            distribution = explore(distribution)
+        action = distribution.sample(generator)
+        log_prob = distribution.log_prob(action)
+        target = move(live, action)
+        kept = (~ended(target)).nonzero().squeeze(-1)
+        return action, log_prob, target, target[kept], alive[kept]
+
+    return advance
+
+
+def _endless(env: Environment[S], live: S, n: int, backward: bool) -> EndlessTrajectoryError:
+    return EndlessTrajectoryError(
+        f"{len(live)} of {n} trajectories have not ended after max_steps={env.max_steps} steps, "
+        f"such as the one now in state {env.describe(live[:1])[0]}: raise {type(env).__name__}.max_steps, or make "
+        f"{'is_initial' if backward else 'is_terminal'} true at their end"
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
@@ -86,7 +87,7 @@ class Trainer(Generic[S]):
         self.stop, self.micro_batch, self.autocast = stop, micro_batch, precision == "bfloat16"
         self.groups = objective.parameter_groups()
         rates = self._rates(0)
-        self.optimizer = (optimizer or torch.optim.Adam)(
+        self.optimizer = (optimizer or partial(torch.optim.Adam, fused=True))(
             [{"params": list(group.parameters), "lr": rates[group.name]} for group in self.groups]
         )
         self.step = self.trajectories = 0

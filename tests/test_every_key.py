@@ -315,6 +315,10 @@ ELSEWHERE |= {f"sampler.engine.{name}" for name in ("time_limit", "timeout", "ob
 ELSEWHERE |= {f"sampler.engine.{name}" for name in ("url", "model", "directory", "requests")}
 # The gradient is the same by design: test_chunks.
 ELSEWHERE |= {"trainer.checkpoint_transitions"}
+# The trajectories are the same by design: test_fused.
+ELSEWHERE |= {"sampler.fused"}
+# One pass over all parameters, or one for each: the same update.
+ELSEWHERE |= {"trainer.optimizer.fused"}
 # test_digits (data and root) and test_tuned (run, guidance).
 ELSEWHERE |= {"env.data", "env.root", "policy.run", "policy.guidance"}
 

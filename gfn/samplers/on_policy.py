@@ -9,6 +9,7 @@ import torch
 
 from gfn.environment import Environment
 from gfn.exploration import Exploration, NoExploration
+from gfn.fused import Table
 from gfn.policies import Policy
 from gfn.samplers.sampler import groups_in
 from gfn.sampling import rollout
@@ -29,10 +30,13 @@ class OnPolicy(Generic[S]):
         exploration: how actions are drawn.
         averaging: sample from the exponential moving average of the parameters that keeps this fraction
             of itself at each update; 0 samples from the policy itself.
+        fused: list the environment's states and take each step of a rollout in one compiled call, which small batches
+            gain most from; the compiler runs the first time. Exploration goes one operator at a time all the same.
         seed: of the sampler's own generator.
 
     Raises:
-        ValueError: unless ``group_size`` divides ``batch_size``, both are positive, and ``averaging`` lies in [0, 1).
+        ValueError: unless ``group_size`` divides ``batch_size``, both are positive, and ``averaging`` lies in [0, 1);
+            or if the states of a fused sampler cannot be listed.
     """
 
     def __init__(
@@ -43,6 +47,7 @@ class OnPolicy(Generic[S]):
         group_size: int | None = None,
         exploration: Exploration | None = None,
         averaging: float = 0.0,
+        fused: bool = False,
         seed: int = 0,
     ):
         self.env, self.policy = env, policy
@@ -56,6 +61,7 @@ class OnPolicy(Generic[S]):
             )
         if not 0 <= averaging < 1:
             raise ValueError(f"OnPolicy: averaging must lie in [0, 1), got {averaging}")
+        self.table = Table(env) if fused else None
         self.exploration: Exploration = exploration if exploration is not None else NoExploration()
         self.averaging = averaging
         self.average = frozen_copy(policy, env) if averaging > 0 else policy
@@ -71,10 +77,11 @@ class OnPolicy(Generic[S]):
             self.env,
             self.average,
             self.env.reset(groups, self.generator)[group],
-            explore=lambda distribution: self.exploration(distribution, step),
+            explore=None if isinstance(self.exploration, NoExploration) else lambda d: self.exploration(d, step),
             group=group,
             generator=self.generator,
             version=step,
+            table=self.table,
         )
 
     @torch.no_grad()
