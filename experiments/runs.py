@@ -13,6 +13,7 @@ README.md         how the run came to be and how it ended
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import os
 import platform
@@ -36,6 +37,7 @@ FREE = (
     "sampler.engine",
 )  # fmt: skip
 DEEPEST = 50  # levels of a config
+SEAL = "# SHA-256 of all below: "
 
 
 class RunError(RuntimeError):
@@ -60,8 +62,12 @@ def prepare(run: Run, directory: Path, overrides: list[str]) -> None:
     if resumed:
         print(f"going on with {directory} after step {run.trainer.step}")
     text = yaml.dump(run.config, Dumper=_Plain, sort_keys=False, allow_unicode=True)
-    storage.replace(stored, text.encode())
+    storage.replace(stored, _seal(text).encode(), text.encode())
     storage.replace(directory / "overrides.txt", "".join(f"{line}\n" for line in _latest(overrides)).encode())
+
+
+def _seal(text: str) -> str:
+    return f"{SEAL}{hashlib.sha256(text.encode()).hexdigest()}\n"
 
 
 class _Plain(yaml.SafeDumper):
@@ -82,6 +88,9 @@ def stored_config(directory: Path) -> dict[str, Any]:
         raise RunError(f"{directory} is not a run directory: it has no config.yaml; expected one that gfn-train made")
     try:
         text = path.read_text(encoding="utf-8")
+        seal, _, sealed = text.partition("\n")
+        if seal.startswith(SEAL) and f"{seal}\n" != _seal(sealed):
+            raise RunError(f"{path} is damaged or was changed: its SHA-256 is another; restore it, or drop its first line")
         depth = 0
         for event in yaml.parse(text, Loader=yaml.SafeLoader):
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
