@@ -135,7 +135,7 @@ def test_trouble_in_a_reward(order: str, tmp_path: Path) -> None:
         return
     kind = RewardError if order == "fail" else SearchError
     message = (
-        "^the oracle is out of order\n" if order == "fail" else r"group \d+ was given to searchers 3 times .* died"
+        "^the oracle is out of order\n" if order == "fail" else r"group \d+ was given to searchers 5 times .* died"
     )
     with pytest.raises(kind, match=message):
         run.run()

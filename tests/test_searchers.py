@@ -97,12 +97,12 @@ def test_what_is_made_again_has_the_newest_weights_unless_the_lag_is_fixed(fixed
 def test_a_group_that_kills_its_searchers_ends_the_run() -> None:
     hub = Hub(2)
     hub.advance([], Weights(0))
-    for attempt in range(3):
+    for attempt in range(5):
         assert hub.lease(f"number {attempt}", 0.0) is not None
         hub.lose(f"number {attempt}", f"number {attempt} broke down")
     assert hub.error is None
     assert hub.lease("last", 0.0) is None
-    message = "group 0 was given to searchers 3 times and did not come, the last time because number 2 broke down"
+    message = "group 0 was given to searchers 5 times and did not come, the last time because number 4 broke down"
     with pytest.raises(SearchError, match=message):
         hub.ready(1)
     hub.fail(ValueError("later"))

@@ -155,7 +155,7 @@ def test_errors_without_end_end_the_run(
     env = completing()
     drawn = sampler(server, folder, adapted(env), env, 0)
     server.trouble(COMPLETIONS, *[status] * 100)
-    told = "status 404, out of order" if status == 404 else "given to searchers 3 times .* status 500, out of order, 2"
+    told = "status 404, out of order" if status == 404 else "given to searchers 5 times .* status 500, out of order, 2"
     with pytest.raises(SearchError, match=told):
         drawn(0)
     drawn.close()

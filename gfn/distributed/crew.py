@@ -16,8 +16,10 @@ from typing import Any
 import torch
 
 from gfn.distributed import ray_session
-from gfn.distributed.hub import ATTEMPTS, Hub, Job, SearchError, Weights
+from gfn.distributed.hub import Hub, Job, SearchError, Weights
 from gfn.distributed.searcher import Searcher
+
+STILLBORN = 3  # searchers in a row that end before they are ready, after which the run ends
 
 
 class Servant:
@@ -167,8 +169,8 @@ class Crew:
 
     def _replace(self, member: _Member, reason: str) -> None:
         self._stillborn += member.job is None
-        if self._stillborn >= ATTEMPTS:
-            raise SearchError(f"{ATTEMPTS} searchers in a row ended before they were ready, the last one: {reason}")
+        if self._stillborn >= STILLBORN:
+            raise SearchError(f"{STILLBORN} searchers in a row ended before they were ready, the last one: {reason}")
         self._dismiss(member)
         self.hub.lose(member.who, f"{member.who}: {reason}")
         self.replaced += 1

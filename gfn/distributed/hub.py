@@ -14,7 +14,9 @@ from gfn import processes
 from gfn.distributed.ledger import Ledger
 
 GLANCE = 0.5  # seconds after which whoever waits asks whether to stop
-ATTEMPTS = 3  # at one group, after which the run ends: the group's own content may be what kills searchers
+# At one group, after which the run ends: its own content may be what kills searchers. More than are likely to be lost by
+# chance with the same group in hand, as the only one that a search without staleness has open.
+ATTEMPTS = 5
 
 
 class SearchError(RuntimeError):
