@@ -14,8 +14,8 @@ from gfn import processes
 from gfn.distributed.ledger import Ledger
 
 GLANCE = 0.5  # seconds after which whoever waits asks whether to stop
-# At one group, after which the run ends: its own content may be what kills searchers. More than are likely to be lost by
-# chance with the same group in hand, as the only one that a search without staleness has open.
+# At one group, after which the run ends: its content may be what kills searchers. More than are likely to be lost by
+# chance with the same group in hand, the only one that a search without staleness has open.
 ATTEMPTS = 5
 
 
