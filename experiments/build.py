@@ -16,7 +16,17 @@ from typing import Any, Literal, cast, get_args
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from experiments.schema import CONTROL, ConfigError, fits, parameter_types, problems_of, show, unknown, wants_function
+from experiments.schema import (
+    CONTROL,
+    ConfigError,
+    fits,
+    flat,
+    parameter_types,
+    problems_of,
+    show,
+    unknown,
+    wants_function,
+)
 from experiments.shorthand import expand_schedules
 from experiments.targets import locate
 from gfn import processes
@@ -131,7 +141,7 @@ def _supplied(stage: str) -> frozenset[str]:
     if stage == "sampler":
         return frozenset({*STAGES[: STAGES.index(stage)], "stop"})
     if stage == "logger":
-        return frozenset({"mode_counts"})
+        return frozenset({"mode_counts", "hyperparameters"})
     return frozenset(STAGES[: STAGES.index(stage)])
 
 
@@ -212,7 +222,8 @@ def build(config: DictConfig, run_dir: Path, stop: Callable[[], bool]) -> Run:
         plain = _of_another_process(plain)
     parts = build_parts(plain, stop)
     modal = as_multimodal(parts["env"])
-    reporting = {"mode_counts": modal.mode_counts if modal is not None else {}}
+    counts = modal.mode_counts if modal is not None else {}
+    reporting = {"mode_counts": counts, "hyperparameters": {k: v for k, v in flat(plain).items() if k != "run"}}
     logger: Mapping[str, Any] = plain.get("logger") or {}
     callbacks: list[Callback] = [make(node, reporting, f"logger.{key}") for key, node in logger.items()]
     supplied = {**parts, "callbacks": callbacks, "checkpoints": run_dir / "checkpoints", "stop": stop}

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+if TYPE_CHECKING:
+    from hydra.errors import MissingConfigException
+
+COMPLETION = frozenset({"-sc", "--shell-completion"})  # what follows is for Hydra
 PREFIXES = ("+", "~", "-", "hydra.")
 ORDINARY = re.compile(r"(?!hydra\b)(\+|\+\+|~)?(?!hydra\b)[A-Za-z_][\w./@:-]*")  # keys of overrides of runs
 
@@ -23,6 +29,22 @@ def settable(argument: str, groups: frozenset[str]) -> str:
     if not equals or argument.startswith(PREFIXES) or "/" in key or "@" in key or key in groups:
         return argument
     return "++" + argument
+
+
+def quoted(argument: str) -> str:
+    """The same override with its value in quotes where Hydra could not read it: a path with an umlaut, say."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    key, equals, value = argument.partition("=")
+    if not equals or argument.startswith("-") or value.startswith(("'", '"', "[", "{")):
+        return argument
+    try:
+        OverridesParser.create().parse_override(argument)
+    except HydraException:
+        text = value.replace("'", "\\'")
+        return f"{key}='{text}'"
+    return argument
 
 
 def stored_overrides(arguments: list[str]) -> list[str]:
@@ -62,7 +84,8 @@ def run_command(main: Callable[[], None], groups: frozenset[str], resumes: bool 
         sys.exit(1)
     if os.environ.get("RANK", "0") != "0":  # one process of several that torchrun started: the first keeps the files
         given = [*given, "hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=none"]
-    sys.argv[1:] = [settable(argument, groups) for argument in stored + given]
+    if not COMPLETION.intersection(given):
+        sys.argv[1:] = [quoted(settable(argument, groups)) for argument in stored + given]
     try:
         main()
     except BrokenPipeError:  # the reader, such as head, has seen enough
@@ -85,7 +108,22 @@ def _program() -> str:
     return sys.argv[0].rsplit("/", 1)[-1]
 
 
+def _unknown_option(error: MissingConfigException) -> str:
+    """What there is to choose from in a group of the config, the nearest first."""
+    group, _, option = (error.missing_cfg_file or "").rpartition("/")
+    options = list(error.options or ())
+    if not option or not options:
+        return str(error).strip()
+    near = difflib.get_close_matches(option, options, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    return f"{group}: there is no {option!r}{hint} (to choose from: {', '.join(options)})"
+
+
 def _message(error: Exception) -> str:
+    from hydra.errors import MissingConfigException
+
+    if isinstance(error, MissingConfigException):
+        return _unknown_option(error)
     cause = error.__cause__
     text = "\n".join([str(error).strip(), *getattr(error, "__notes__", ())])
     if isinstance(error, OSError):

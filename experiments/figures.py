@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
 
@@ -59,7 +59,20 @@ def draw(run: Run, directory: Path) -> list[Path]:
         drawn.append(draw_distribution(run, evaluator.graph, folder / "distribution.png"))
     if isinstance(run.parts["env"], Painted):
         drawn.append(draw_samples(run, run.parts["env"], folder / "samples.png"))
-    return [path for path in drawn if path is not None]
+    paths = [path for path in drawn if path is not None]
+    if (directory / "tensorboard").is_dir():
+        _show(paths, directory / "tensorboard", run.trainer.step)
+    return paths
+
+
+def _show(paths: Sequence[Path], directory: Path, step: int) -> None:
+    """Pictures for TensorBoard."""
+    import matplotlib.image
+    from torch.utils.tensorboard import SummaryWriter
+
+    with SummaryWriter(str(directory)) as writer:
+        for path in paths:
+            writer.add_image(path.stem, matplotlib.image.imread(path), step, dataformats="HWC")
 
 
 @torch.no_grad()

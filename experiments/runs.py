@@ -26,6 +26,7 @@ import torch
 import yaml
 
 from experiments.build import Run, build_parts, checked
+from experiments.schema import flat
 from experiments.targets import apart_from
 from gfn import checkpoint, processes, storage
 from gfn.policies import Prior
@@ -90,12 +91,16 @@ def stored_config(directory: Path) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8")
         seal, _, sealed = text.partition("\n")
         if seal.startswith(SEAL) and f"{seal}\n" != _seal(sealed):
-            raise RunError(f"{path} is damaged or was changed: its SHA-256 is another; restore it, or drop its first line")
+            raise RunError(
+                f"{path} is damaged or was changed: its SHA-256 is another; restore it, or drop its first line"
+            )
         depth = 0
         for event in yaml.parse(text, Loader=yaml.SafeLoader):
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if isinstance(event, yaml.AliasEvent) or depth > DEEPEST:
-                raise RunError(f"{path}: gfn-train writes no references (*name) and no deep nesting, which fill the memory")
+                raise RunError(
+                    f"{path}: gfn-train writes no references (*name) and no deep nesting, which fill the memory"
+                )
         config = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: not UTF-8, or no such date
         raise RunError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
@@ -127,14 +132,6 @@ def _require_same(before: Any, now: Any, directory: Path) -> None:
         raise RunError(
             f"{directory} holds a run with another config:\n{listed}\ngo on with the same values, or elsewhere"
         )
-
-
-def flat(node: Any, path: str = "") -> dict[str, Any]:
-    """Every value of a nested config by its dotted key."""
-    if isinstance(node, Mapping):
-        items = cast("Mapping[str, Any]", node).items()
-        return {k: v for key, value in items for k, v in flat(value, f"{path}.{key}" if path else key).items()}
-    return {path: node}
 
 
 def open_run(directory: Path) -> tuple[dict[str, Any], dict[str, Any], int]:

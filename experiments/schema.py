@@ -12,7 +12,7 @@ import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from experiments.targets import TargetError, locate
 
@@ -29,6 +29,14 @@ class ConfigError(ValueError):
 
     def __reduce__(self) -> tuple[type[ConfigError], tuple[tuple[str, ...]]]:
         return ConfigError, (self.problems,)  # so that it crosses between processes
+
+
+def flat(node: Any, path: str = "") -> dict[str, Any]:
+    """Every value of a nested config by its dotted key."""
+    if isinstance(node, Mapping):
+        items = cast("Mapping[str, Any]", node).items()
+        return {k: v for key, value in items for k, v in flat(value, f"{path}.{key}" if path else key).items()}
+    return {path: node}
 
 
 def problems_of(node: Any, path: str, supplied: frozenset[str]) -> Iterator[str]:

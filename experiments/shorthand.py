@@ -18,13 +18,17 @@ RAMPS = {"linear": "Linear", "cosine": "Cosine", "exponential": "Exponential"}
 
 
 def expand_schedules(node: Any, steps: int) -> Any:
-    """``node`` with every short form in the place of a schedule written out; text that is none stays as it is."""
+    """``node`` with every short form in the place of a schedule written out; text that is none stays as it is.
+
+    In a run of no steps a schedule that spans the run is given one, so that the run can be built and looked at.
+    """
     if isinstance(node, Mapping):
         hints = _schedule_hints(node)
+        spans = steps == 0 and node.get("steps") == 0 and str(node.get("_target_")).startswith("gfn.schedules.")
         return {
             key: _expand(value, steps) if key in hints else expand_schedules(value, steps)
             for key, value in node.items()
-        }
+        } | ({"steps": 1} if spans else {})
     if isinstance(node, list):
         return [expand_schedules(value, steps) for value in cast("list[Any]", node)]
     return node

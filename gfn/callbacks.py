@@ -17,9 +17,14 @@ from gfn import storage
 from gfn.examples import table
 from gfn.reporting import Report
 
+MINUTE = 60.0  # seconds between lines of progress where there is no terminal
+
 
 class ProgressBar:
     """One line on the terminal: loss, log Z against its exact value, total variation, modes found.
+
+    Where there is no terminal, as in the log of a cluster's job, a plain line once a minute, and none of a run that
+    is over sooner.
 
     Args:
         mode_counts: how many modes there are, by definition; None where that is not known.
@@ -30,20 +35,26 @@ class ProgressBar:
         self.mode_counts = mode_counts or {}
         self.stream = stream
         self.bar: Any = None
-        self.begin = 0
+        self.begin, self.told = 0, 0.0
         self.latest: dict[str, float] = {}
 
     def start(self, step: int) -> None:
-        self.begin = step
+        self.begin, self.told = step, time.monotonic()
 
     def __call__(self, report: Report) -> None:
+        self.latest |= dict(report.evaluation or {})
+        stream = self.stream or sys.stderr
+        if stream.isatty():
+            self._draw(report, stream)
+        elif time.monotonic() - self.told >= MINUTE:
+            self.told = time.monotonic()
+            print(f"step {report.step} of {report.steps}: {self._text(report)}", file=stream, flush=True)
+
+    def _draw(self, report: Report, stream: TextIO) -> None:
         from tqdm import tqdm
 
         if self.bar is None:
-            self.bar = tqdm(
-                total=report.steps, initial=self.begin, unit="step", dynamic_ncols=True, file=self.stream or sys.stderr
-            )
-        self.latest |= dict(report.evaluation or {})
+            self.bar = tqdm(total=report.steps, initial=self.begin, unit="step", dynamic_ncols=True, file=stream)
         self.bar.set_postfix_str(self._text(report), refresh=False)
         self.bar.update(report.step - self.bar.n)
 
@@ -135,6 +146,8 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 class TensorBoard:
     """Scalars for TensorBoard, every ``every``-th update and at every evaluation, with examples; against steps.
 
+    The first evaluation also writes ``hyperparameters``, by dotted key, beside its metrics.
+
     Under ``speed`` are trajectories and their steps (of language models, tokens) trained on per second of wall
     time since the last such update, evaluations included.
 
@@ -142,18 +155,19 @@ class TensorBoard:
         ValueError: if ``every`` is not positive.
     """
 
-    def __init__(self, directory: Path, every: int = 10):
+    def __init__(self, directory: Path, every: int = 10, hyperparameters: Mapping[str, Any] | None = None):
         if every < 1:
             raise ValueError(f"TensorBoard: every must be at least 1, got {every}")
-        self.directory, self.every = directory, every
+        self.directory, self.every, self.hyperparameters = directory, every, hyperparameters or {}
         self.writer: Any = None
         self.trajectories: int | None = None  # known from the first report on
         self.steps, self.since, self.from_trajectories = 0.0, 0.0, 0
+        self.listed = False  # whether hyper-parameters have been written
 
     def start(self, step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self.trajectories, self.steps = None, 0.0
+        self.trajectories, self.steps, self.listed = None, 0.0, not self.hyperparameters
         # Readers forget what an interrupted run wrote from this step on; it will be written again.
         self.writer = SummaryWriter(str(self.directory), purge_step=step + 1)
 
@@ -176,9 +190,20 @@ class TensorBoard:
             self.writer.add_scalar(f"train/{name}", value, report.step)
         for name, value in (report.evaluation or {}).items():
             self.writer.add_scalar(f"eval/{name}", value, report.step)
+        if report.evaluation is not None and not self.listed:
+            self._list(report.evaluation)
         if report.examples:
             self.writer.add_text("samples", table(report.examples), report.step)
         self.writer.flush()  # what a checkpoint has counted must not be lost when the process is killed
+
+    def _list(self, evaluation: Mapping[str, float]) -> None:
+        """Hyper-parameters for the tab of that name, with the metrics to compare runs by."""
+        from torch.utils.tensorboard.summary import hparams
+
+        plain = {k: v if isinstance(v, (bool, int, float, str)) else str(v) for k, v in self.hyperparameters.items()}
+        for summary in hparams(plain, {f"eval/{name}": value for name, value in evaluation.items()}):
+            self.writer.file_writer.add_summary(summary)
+        self.listed = True
 
     def sync(self) -> None:
         for events in self.directory.glob("events.*"):

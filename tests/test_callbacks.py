@@ -24,9 +24,16 @@ def report(step: int, evaluation: dict[str, float] | None = None, **metrics: flo
     return Report(step, 10, 8 * step, {"loss": 0.5, "log_z": 2.25, **metrics}, evaluation)
 
 
+class Terminal(io.StringIO):
+    """Text that a person watches."""
+
+    def isatty(self) -> bool:
+        return True
+
+
 def shown(bar: ProgressBar, *reports: Report) -> str:
     """The line on the terminal after the reports."""
-    stream = io.StringIO()
+    stream = Terminal()
     bar.stream = stream
     bar.start(0)
     for each in reports:
@@ -57,8 +64,7 @@ def test_progress_shows_what_there_is() -> None:
 
 
 def test_progress_goes_on_where_a_resumed_run_does() -> None:
-    stream = io.StringIO()
-    bar = ProgressBar(stream=stream)
+    bar = ProgressBar(stream=Terminal())
     bar.start(6)
     bar(report(7))
     assert (bar.bar.n, bar.bar.initial, bar.bar.total) == (7, 6, 10)
@@ -66,8 +72,23 @@ def test_progress_goes_on_where_a_resumed_run_does() -> None:
     assert bar.bar is None
 
 
+def test_progress_without_a_terminal_is_a_plain_line_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream, now = io.StringIO(), [0.0]
+    monkeypatch.setattr("gfn.callbacks.time.monotonic", lambda: now[0])
+    bar = ProgressBar({"regions": 4}, stream)
+    bar.start(0)
+    for step in range(1, 8):
+        now[0] = 25.0 * step
+        bar(report(step, {"tv": 0.5} if step == 2 else None, regions=step // 2))
+    bar.close()
+    assert stream.getvalue().splitlines() == [
+        "step 3 of 10: loss 0.5, logZ 2.250, TV 0.500, regions 1/4",
+        "step 6 of 10: loss 0.5, logZ 2.250, TV 0.500, regions 3/4",
+    ]
+
+
 def test_progress_of_a_run() -> None:
-    stream = io.StringIO()
+    stream = Terminal()
     trainer = small_trainer(steps=6, evaluate_every=3)
     evaluator = trainer.evaluator
     assert evaluator is not None
@@ -173,6 +194,22 @@ def test_tensorboard_of_a_run_that_was_resumed(tmp_path: Path) -> None:
     losses = [(event.step, event.value) for event in events.Scalars("train/loss")]
     assert losses == [(2, 0.25), (3, 0.25), (4, 0.25), (6, 0.25), (8, 0.5), (9, 0.5), (10, 0.5), (12, 0.5)]
     assert [(e.step, e.value) for e in events.Scalars("eval/tv")] == [(3, 0.125), (6, 0.125), (9, 0.25), (12, 0.25)]
+
+
+def test_tensorboard_lists_hyperparameters_once(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+
+    board = TensorBoard(tmp_path, every=1, hyperparameters={"env.side": 8, "name": "toy", "logger.none": None})
+    board.start(0)
+    for step in (1, 2, 3):
+        board(report(step, {"tv": 0.5} if step > 1 else None))
+    board.close()
+    found = EventAccumulator(str(tmp_path)).Reload().summary_metadata
+    started = found["_hparams_/session_start_info"].plugin_data.content
+    values = HParamsPluginData.FromString(started).session_start_info.hparams
+    assert values["env.side"].number_value == 8
+    assert (values["name"].string_value, values["logger.none"].string_value) == ("toy", "None")
 
 
 def test_speed_is_what_was_done_since_the_last_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,8 +31,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     cwd = tmp_path_factory.mktemp("cli")
     done = call(cwd, "train", *SMALL, "run=first", "trainer.steps=20", "name=toy_name", "seed=7")
     assert done.returncode == 0, done.stderr
-    for word in ("loss", "logZ", "exact", "TV", "regions", "20/20"):
-        assert word in done.stderr, word
+    assert done.stderr == "", "without a terminal a short run is quiet"
     return cwd / "first"
 
 
@@ -178,6 +177,7 @@ BAD = {  # arguments: exit code, and what the message must say
         ["did you mean side", "trainer.steps", "schedule"],
     ),
     ("env=nosuch",): (2, ["hypergrid", "custom"]),
+    ("env=hypergird",): (2, ["env: there is no 'hypergird'; did you mean hypergrid?"]),
     ("env=custom",): (2, ["env._target_", "missing"]),
     ("env=custom", "env._target_=nosuch.Env"): (2, ["cannot import nosuch", "working directory"]),
     ("env=custom", "env._target_=os.system", "env.command=touch\\ stolen"): (2, ["GFN_TRUST=os"]),

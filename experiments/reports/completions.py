@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -82,12 +82,24 @@ def _outcome(directory: Path) -> Outcome:
     if not (directory / "config.yaml").is_file():
         raise RunError(f"{directory} is not a run directory: it has no config.yaml")
     config = yaml.safe_load((directory / "config.yaml").read_text(encoding="utf-8"))
-    lines = [line for line in read_lines(directory / "metrics.jsonl") if "eval/exceptions_mass" in line]
+    try:
+        return outcome(config, read_lines(directory / "metrics.jsonl"))
+    except RunError as error:
+        raise RunError(f"{directory} {error}") from error
+
+
+def outcome(config: Mapping[str, Any], lines: Sequence[dict[str, Any]], method: str | None = None) -> Outcome:
+    """A run from its config and metrics; ``method`` is what to call it in place of its name.
+
+    Raises:
+        RunError: if it was not evaluated against an exact target.
+    """
+    lines = [line for line in lines if "eval/exceptions_mass" in line]
     if not lines:
-        raise RunError(f"{directory} has no evaluation against an exact target of completions; run env=tokens")
+        raise RunError("has no evaluation against an exact target of completions; run env=tokens")
     rate = config["trainer"]["lr"]
     rate = rate if isinstance(rate, float) else rate.get("start", rate.get("value"))
-    return Outcome(config["name"], config["sampler"].get("lag", 0), rate, config["env"]["temperature"], lines)
+    return Outcome(method or config["name"], config["sampler"].get("lag", 0), rate, config["env"]["temperature"], lines)
 
 
 def chosen(outcomes: Sequence[T], **wanted: Any) -> list[T]:
@@ -139,6 +151,19 @@ def draw(outcomes: Sequence[Outcome], path: Path) -> None:
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
     figure.savefig(path, dpi=120)
     plt.close(figure)
+
+
+def frontier(outcomes: Sequence[Outcome]) -> Any:
+    """Reward against KL to the reference, with the most that any policy has, and against entropy; a figure."""
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    _draw_frontier(axes[0], outcomes, "eval/kl_prior", "KL to the reference (nats)")
+    _draw_optimum(axes[0], outcomes)
+    _draw_frontier(axes[1], outcomes, "eval/entropy", "entropy of completions (nats)")
+    _each_method(outcomes, lambda _, look: axes[1].plot([], [], **look))
+    axes[1].legend()
+    return figure
 
 
 def _each_method(outcomes: Sequence[Outcome], line: Callable[[list[Outcome], dict[str, Any]], None]) -> None:

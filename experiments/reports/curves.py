@@ -18,7 +18,8 @@ from typing import Any, cast
 import yaml
 
 from experiments.reports.arguments import run_directories
-from experiments.runs import RunError, flat
+from experiments.runs import RunError
+from experiments.schema import flat
 from gfn.callbacks import read_lines
 
 PANELS = {
@@ -56,6 +57,22 @@ def load(directories: Sequence[Path]) -> list[Group]:
     """
     if not directories:
         raise RunError("no run directories were given; name some, such as 'runs/grid_ftb_*/*'")
+    grouped: dict[str, list[Path]] = {}
+    for directory, own in zip(directories, differences(directories), strict=True):
+        label = ", ".join(f"{name} = {value}" for name, value in own.items()) or "all"
+        grouped.setdefault(label, []).append(directory)
+    return [
+        Group(label, tuple(read_lines(path / "metrics.jsonl") for path in paths), tuple(paths))
+        for label, paths in sorted(grouped.items())
+    ]
+
+
+def differences(directories: Sequence[Path]) -> list[dict[str, Any]]:
+    """By what the config of each run differs from those of others, the seed apart, under names as short as they can be.
+
+    Raises:
+        RunError: if a directory holds no run.
+    """
     configs: list[dict[str, Any]] = []
     for directory in directories:
         if not (directory / "config.yaml").is_file():
@@ -65,14 +82,7 @@ def load(directories: Sequence[Path]) -> list[Group]:
     differing = sorted(k for k in {k for c in configs for k in c} if len({str(c.get(k)) for c in configs}) > 1)
     last = [key.rpartition(".")[2] for key in differing]
     names = {key: short if last.count(short) == 1 else key for key, short in zip(differing, last, strict=True)}
-    grouped: dict[str, list[Path]] = {}
-    for directory, config in zip(directories, configs, strict=True):
-        label = ", ".join(f"{names[k]} = {config[k]}" for k in differing if config.get(k) is not None) or "all"
-        grouped.setdefault(label, []).append(directory)
-    return [
-        Group(label, tuple(read_lines(path / "metrics.jsonl") for path in paths), tuple(paths))
-        for label, paths in sorted(grouped.items())
-    ]
+    return [{names[k]: config[k] for k in differing if config.get(k) is not None} for config in configs]
 
 
 def _with_short_schedules(node: Any) -> Any:
