@@ -190,6 +190,7 @@ def describe(run: Run, directory: Path, report: Report | None, started: int) -> 
     """Write the run's README."""
     trainer = run.trainer
     command = shlex.join(["gfn-train", *(directory / "overrides.txt").read_text(encoding="utf-8").splitlines()])
+    again = shlex.quote(f"run={directory}")
     parts = [f"| {stage} | `{_name_of(node)}` |" for stage, node in run.config.items() if _name_of(node)]
     lines = [
         f"# {run.config['name']}",
@@ -201,7 +202,7 @@ def describe(run: Run, directory: Path, report: Report | None, started: int) -> 
         "",
         f"    {command}",
         "",
-        f"The same command with `run={directory}` goes on with it; the whole config is in `config.yaml`.",
+        f"The same command with `{again}` goes on with it; the whole config is in `config.yaml`.",
         "",
         "## Parts",
         "",

@@ -34,7 +34,6 @@ def train(config: DictConfig, run_dir: Path, overrides: list[str]) -> float | No
     from experiments import runs
     from experiments.build import build
     from experiments.figures import draw
-    from experiments.inventory import inventory
     from experiments.lock import occupied
     from experiments.targets import apart_from
     from gfn import processes
@@ -49,8 +48,6 @@ def train(config: DictConfig, run_dir: Path, overrides: list[str]) -> float | No
         with apart_from(run_dir):
             run = build(config, run_dir, signals.wanted)
         runs.prepare(run, run_dir, overrides)
-        if run.trainer.steps == 0 and processes.rank() == 0:
-            print(inventory(run))
         started = run.trainer.step
         try:
             report = run.trainer.run()
@@ -58,7 +55,8 @@ def train(config: DictConfig, run_dir: Path, overrides: list[str]) -> float | No
             report = None
         if processes.rank() == 0:
             draw(run, run_dir)
-            runs.describe(run, run_dir, report, started)
+            if report is not None or started < run.trainer.steps:  # else its README tells of how it ended
+                runs.describe(run, run_dir, report, started)
             print(f"{run_dir}: {run.trainer.step} of {run.trainer.steps} steps; see {run_dir / 'README.md'}")
     if signals.received is not None:
         sys.exit(128 + signals.received)

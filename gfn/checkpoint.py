@@ -47,7 +47,6 @@ def save(path: Path, state: dict[str, Any]) -> None:
     body = buffer.getbuffer()
     trailer = MAGIC + len(body).to_bytes(8, "big") + hashlib.sha256(body).digest()
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         storage.replace(path, body, trailer)
     except OSError as error:
         raise _not_written(f"checkpoint {path}", error) from error

@@ -15,13 +15,14 @@ def cache_directory() -> Path:
 
 
 def replace(path: Path, *content: bytes | memoryview) -> None:
-    """Write a file so that a crash at any moment leaves the old one or the new one, and half of neither.
+    """Write a file, in a folder that need not exist; a crash at any moment leaves the old one or the new one whole.
 
     Raises:
         OSError: if it cannot be written; what was there stays, and nothing half written is left to fill the disk.
     """
     part = path.with_name(f".{path.name}.part")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with open(part, "wb") as file:
             for piece in content:
                 file.write(piece)
