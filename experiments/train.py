@@ -34,6 +34,7 @@ def train(config: DictConfig, run_dir: Path, overrides: list[str]) -> float | No
     from experiments import runs
     from experiments.build import build
     from experiments.figures import draw
+    from experiments.inventory import inventory
     from experiments.lock import occupied
     from experiments.targets import apart_from
     from gfn import processes
@@ -48,6 +49,8 @@ def train(config: DictConfig, run_dir: Path, overrides: list[str]) -> float | No
         with apart_from(run_dir):
             run = build(config, run_dir, signals.wanted)
         runs.prepare(run, run_dir, overrides)
+        if run.trainer.steps == 0 and processes.rank() == 0:
+            print(inventory(run))
         started = run.trainer.step
         try:
             report = run.trainer.run()
