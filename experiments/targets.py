@@ -32,13 +32,13 @@ class TargetError(ValueError):
     """A name in a config cannot be resolved, or may not."""
 
 
-def locate(name: str) -> Any:
-    """The callable that a dotted name stands for.
+def locate(name: Any) -> Any:
+    """The callable that a dotted name stands for; a config may hold anything in its place.
 
     Raises:
         TargetError: if the name is not trusted, cannot be imported, or is not callable.
     """
-    if "." not in name or not all(part.isidentifier() for part in name.split(".")):
+    if not isinstance(name, str) or "." not in name or not all(part.isidentifier() for part in name.split(".")):
         raise TargetError(f"{name!r} is not a dotted name such as my_module.MyClass")
     if any(part.startswith("_") for part in name.split(".")):
         raise TargetError(f"{name} is private; configs may name public classes and functions only")
