@@ -58,7 +58,7 @@ def rollout(
     live: Any = start if listed is None else listed.index(start)
     alive = torch.arange(len(start), device=env.device)
     states, rows, actions, log_probs = [live], [alive], list[Tensor](), list[Tensor]()
-    while len(alive) > 0:
+    while alive.numel() > 0:
         if len(actions) == env.max_steps:
             raise _endless(env, live if listed is None else listed.states[live], len(start), backward)
         rows.append(alive)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
@@ -182,9 +182,10 @@ class Trainer(Generic[S]):
             loss.backward()
         return report
 
-    def _precision(self) -> torch.autocast:
-        device = next(self.objective.parameters()).device.type
-        return torch.autocast(device, dtype=torch.bfloat16, enabled=self.autocast)
+    def _precision(self) -> AbstractContextManager[object]:
+        if not self.autocast:
+            return nullcontext()
+        return torch.autocast(next(self.objective.parameters()).device.type, dtype=torch.bfloat16)
 
     def _rates(self, step: int) -> dict[str, float]:
         """The learning rate of each parameter group in force at ``step``.
