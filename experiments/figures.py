@@ -99,7 +99,7 @@ def draw_distribution(run: Run, graph: exact.StateGraph[Any], path: Path) -> Pat
 
 
 def distributions(env: Any, graph: exact.StateGraph[Any], learned: Mapping[str, Tensor]) -> Any:
-    """The target and learned distributions on one scale, or these against it where there is no picture.
+    """The target and learned distributions on the scale of the target, or against it where there is no picture.
 
     Args:
         env: the environment.
@@ -109,26 +109,30 @@ def distributions(env: Any, graph: exact.StateGraph[Any], learned: Mapping[str, 
     import matplotlib.pyplot as plt
 
     target, terminal = graph.log_target.cpu(), graph.states[graph.terminal]
-    drawable = isinstance(env, Drawable)
-    shown = {"target": target, **learned} if drawable else dict(learned)
-    figure, axes = plt.subplots(
-        1, len(shown), figsize=(4 * len(shown) + 1, 4), layout="constrained", squeeze=False, sharey=True
+    shown = {"target": target, **learned} if isinstance(env, Drawable) else dict(learned)
+    columns = len(shown) if len(shown) <= 4 else 3
+    rows = -(-len(shown) // columns)
+    figure, grid = plt.subplots(
+        rows, columns, figsize=(3.8 * columns + 1, 3.8 * rows), layout="constrained", squeeze=False, sharey=True
     )
+    axes = grid.flatten()
+    for unused in axes[len(shown) :]:
+        unused.axis("off")
     if isinstance(env, Drawable):
         pictures = [env.image(terminal, log_p.exp()).numpy() for log_p in shown.values()]
-        top = max(float(picture.max()) for picture in pictures)
-        for axis, title, picture in zip(axes[0], shown, pictures, strict=True):
+        top, highest = float(pictures[0].max()), max(float(picture.max()) for picture in pictures)
+        for axis, title, picture in zip(axes, shown, pictures, strict=False):
             image = axis.imshow(picture, origin="lower", vmin=0, vmax=top, cmap="viridis")
-            axis.set(title=title, xlabel="coordinate 0")
-        axes[0][0].set(ylabel="coordinate 1")
-        figure.colorbar(image, ax=axes, label="probability")  # pyright: ignore[reportPossiblyUnboundVariable]
+            axis.set(title=title, xlabel="coordinate 0", ylabel="coordinate 1" if axis in grid[:, 0] else "")
+        beyond = "max" if highest > 1.05 * top else "neither"
+        figure.colorbar(image, ax=grid, label="probability", extend=beyond)  # pyright: ignore[reportPossiblyUnboundVariable]
         return figure
     low = max(float(target[target.isfinite()].min()), -50.0)
-    for axis, (title, log_p) in zip(axes[0], shown.items(), strict=True):
+    for axis, (title, log_p) in zip(axes, shown.items(), strict=False):
         axis.scatter(target.numpy(), log_p.numpy(), s=6, alpha=0.5, edgecolors="none")
         axis.plot([low, float(target.max())], [low, float(target.max())], color="black", linewidth=0.8)
         axis.set(title=title, xlabel="log probability, target (nats)")
-    axes[0][0].set(ylabel="log probability, learned (nats)")
+    grid[0][0].set(ylabel="log probability, learned (nats)")
     return figure
 
 

@@ -26,6 +26,7 @@ import torch
 import yaml
 
 from experiments.build import Run, build_parts, checked
+from experiments.export import WEIGHTS, weights_of
 from experiments.schema import flat
 from experiments.targets import apart_from
 from gfn import checkpoint, processes, storage
@@ -137,17 +138,17 @@ def _require_same(before: Any, now: Any, directory: Path) -> None:
 def open_run(directory: Path) -> tuple[dict[str, Any], dict[str, Any], int]:
     """The config and parts of a run, with the weights of its newest sound checkpoint, and that checkpoint's step.
 
+    A folder that ``gfn-export`` made has those that were exported.
+
     Raises:
         RunError: if the directory holds no run, or no checkpoint yet.
         CheckpointError: if no checkpoint is sound.
     """
-    from omegaconf import OmegaConf
-
-    plain = stored_config(directory)
-    _require_no_program(plain, directory)
-    with apart_from(_folder(directory)):
-        config = checked(OmegaConf.create({**plain, "run": str(directory), "device": "cpu"}))
-        parts = build_parts(config)
+    config, parts = parts_of(directory)
+    if (directory / WEIGHTS).is_file() and not checkpoint.all_in(directory / "checkpoints"):
+        weights, step = weights_of(directory)
+        parts["objective"].load_state_dict(weights)
+        return config, parts, step
     found = checkpoint.newest(directory / "checkpoints")
     if found is None:
         raise RunError(f"{directory} has no checkpoint yet; let gfn-train reach one (every trainer.save_every updates)")
@@ -156,6 +157,21 @@ def open_run(directory: Path) -> tuple[dict[str, Any], dict[str, Any], int]:
     if parts["evaluator"] is not None:
         parts["evaluator"].load_state_dict(state["evaluator"])
     return config, parts, int(state["step"])
+
+
+def parts_of(directory: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The config of a run and its parts as they are before training.
+
+    Raises:
+        RunError: if the directory holds no config of a run.
+    """
+    from omegaconf import OmegaConf
+
+    plain = stored_config(directory)
+    _require_no_program(plain, directory)
+    with apart_from(_folder(directory)):
+        config = checked(OmegaConf.create({**plain, "run": str(directory), "device": "cpu"}))
+        return config, build_parts(config)
 
 
 def _folder(directory: Path) -> Path:
@@ -217,8 +233,7 @@ def describe(run: Run, directory: Path, report: Report | None, started: int) -> 
         "",
         "## Versions",
         "",
-        f"f-GFN {_version('fgfn')}, torch {torch.__version__}, Python {platform.python_version()}, "
-        f"{platform.system()} {platform.machine()}",
+        versions(),
         "",
     ]
     storage.replace(directory / "README.md", "\n".join(lines).encode())
@@ -234,6 +249,14 @@ def _result_lines(report: Report | None) -> list[str]:
 
 def _name_of(node: Any) -> str:
     return str(cast("Mapping[str, Any]", node).get("_target_", "")) if isinstance(node, Mapping) else ""
+
+
+def versions() -> str:
+    """What made a run."""
+    return (
+        f"f-GFN {_version('fgfn')}, torch {torch.__version__}, Python {platform.python_version()}, "
+        f"{platform.system()} {platform.machine()}"
+    )
 
 
 def _version(package: str) -> str:

@@ -24,7 +24,7 @@ COLUMNS = ("state", "log_reward", "length", "log_pf", "log_pb")
 SETTINGS = {
     "run": str,
     "n": int,
-    "format": Literal["csv", "jsonl"],
+    "format": Literal["csv", "jsonl", "sdf"],
     "out": str,
     "files": str | None,
     "backward_samples": int,
@@ -42,16 +42,29 @@ class Exporting(Protocol):
         ...
 
 
+@runtime_checkable
+class Recorded(Protocol):
+    """An environment of molecules, whose terminal states can be records of an SDF file."""
+
+    def records(self, states: Any, facts: Iterable[dict[str, Any]], /) -> Iterator[str]:
+        """The record of each state, with facts about it as fields."""
+        ...
+
+
 @hydra.main(version_base="1.3", config_path="pkg://configs", config_name="sample")
 def main(config: DictConfig) -> None:
-    """Sample from a run into a CSV or JSON-lines file and files of the environment's kind, or to the terminal."""
+    """Sample from a run into a CSV, JSON-lines or SDF file and files of the environment's kind, or to the terminal."""
     from experiments.build import require_settings
+    from experiments.schema import ConfigError
 
     settings = require_settings(config, SETTINGS)
     parts = opened(Path(settings["run"]), settings["threads"])
+    if settings["format"] == "sdf" and not isinstance(parts["env"], Recorded):
+        kind = type(parts["env"]).__name__
+        raise ConfigError([f"format: sdf is for molecules, and this is a run of {kind}; choose csv or jsonl"])
     batches: Iterable[Trajectories[Any]] = draw(parts, settings["n"], settings["seed"])
     if settings["out"] == "-":
-        write(rows(parts, batches), settings["format"], sys.stdout)
+        write(parts, batches, settings["format"], sys.stdout)
         return
     folder: str | None = settings["files"] if isinstance(parts["env"], Exporting) else None
     if folder is not None:
@@ -59,7 +72,7 @@ def main(config: DictConfig) -> None:
     target = Path(settings["out"])
     target.parent.mkdir(parents=True, exist_ok=True)
     with open(target, "w", encoding="utf-8", newline="") as file:
-        count = write(rows(parts, batches), settings["format"], file)
+        count = write(parts, batches, settings["format"], file)
     print(f"{count} samples written to {target}")
     if folder is not None:
         files = export(parts, list(batches), Path(folder), settings["backward_samples"], settings["seed"])
@@ -85,32 +98,32 @@ def opened(directory: Path, threads: int) -> dict[str, Any]:
 def draw(parts: dict[str, Any], n: int, seed: int) -> Iterator[Trajectories[Any]]:
     """``n`` trajectories of the parts' policy, batch by batch."""
     import torch
+    from tqdm import tqdm
 
     from gfn.sampling import rollout
 
     env, policy = parts["env"], parts["objective"].policy
     generator = torch.Generator(env.device).manual_seed(seed)
-    for start in range(0, n, BATCH):
+    for start in tqdm(range(0, n, BATCH), desc="sampling", unit=" batches", disable=None, leave=False):
         yield rollout(env, policy, env.reset(min(BATCH, n - start), generator), generator=generator)
 
 
-def rows(parts: dict[str, Any], batches: Iterable[Trajectories[Any]]) -> Iterator[dict[str, Any]]:
-    """What is written about each trajectory."""
+def rows(parts: dict[str, Any], t: Trajectories[Any]) -> Iterator[dict[str, Any]]:
+    """What is written about each trajectory of a batch."""
     import torch
 
     env, objective = parts["env"], parts["objective"]
-    for t in batches:
-        with torch.no_grad():
-            scores = objective.scores(t)
-        columns = (
-            env.describe(t.final),
-            t.log_reward.tolist(),
-            t.lengths.tolist(),
-            scores.log_pf.double().sum(1).tolist(),
-            scores.log_pb.double().sum(1).tolist(),
-        )
-        for row in zip(*columns, strict=True):
-            yield dict(zip(COLUMNS, row, strict=True))
+    with torch.no_grad():
+        scores = objective.scores(t)
+    columns = (
+        env.describe(t.final),
+        t.log_reward.tolist(),
+        t.lengths.tolist(),
+        scores.log_pf.double().sum(1).tolist(),
+        scores.log_pb.double().sum(1).tolist(),
+    )
+    for row in zip(*columns, strict=True):
+        yield dict(zip(COLUMNS, row, strict=True))
 
 
 def export(
@@ -131,18 +144,21 @@ def export(
     return env.export(t, folder, log_p)
 
 
-def write(rows: Iterator[dict[str, Any]], form: str, file: TextIO) -> int:
-    """Write rows as CSV with a header, or as one JSON object a line; returns how many."""
+def write(parts: dict[str, Any], batches: Iterable[Trajectories[Any]], form: str, file: TextIO) -> int:
+    """Write trajectories as CSV with a header, as one JSON object a line, or as SDF records; returns how many."""
     count = 0
     table = csv.writer(file, lineterminator="\n")
     if form == "csv":
         table.writerow(COLUMNS)
-    for row in rows:
+    for t in batches:
+        count += len(t)
+        written = rows(parts, t)
         if form == "csv":
-            table.writerow(row[column] for column in COLUMNS)
+            table.writerows([row[column] for column in COLUMNS] for row in written)
+        elif form == "jsonl":
+            file.writelines(json.dumps(row) + "\n" for row in written)
         else:
-            file.write(json.dumps(row) + "\n")
-        count += 1
+            file.writelines(parts["env"].records(t.final, written))
     return count
 
 

@@ -70,6 +70,9 @@ def test_evaluate_and_sample(finished: Path) -> None:
     assert all(line["log_reward"] < 1 and line["log_pf"] < 0 for line in lines)
     other = call(finished.parent, "sample", "run=first", "n=3", "format=jsonl", "out=-", "seed=1").stdout
     assert other != again.stdout
+    refused = call(finished.parent, "sample", "run=first", "format=sdf")
+    assert refused.returncode == 2
+    assert "sdf is for molecules, and this is a run of Hypergrid; choose csv or jsonl" in refused.stderr
 
 
 EXPORTING = """
@@ -145,6 +148,30 @@ def test_sweep_and_help(tmp_path: Path) -> None:
     assert shown.returncode == 0
     assert "jensen_shannon" in shown.stdout
     assert "alpha:" in shown.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "launcher", [("joblib", "hydra.launcher.n_jobs=2"), ("submitit_local", "hydra.launcher.timeout_min=3")]
+)
+def test_launchers_of_sweeps(launcher: tuple[str, str], tmp_path: Path) -> None:
+    """Runs of a sweep side by side: processes of joblib, and jobs of submitit on this machine as on a cluster."""
+    name, setting = launcher
+    done = call(
+        tmp_path,
+        "train",
+        "-m",
+        f"hydra/launcher={name}",
+        setting,
+        *SMALL,
+        "trainer.steps=2",
+        "logger=quiet",
+        "seed=0,1",
+    )
+    assert done.returncode == 0, done.stderr
+    files = sorted(tmp_path.glob("runs/four_corners/sweep_*/[01]/metrics.jsonl"))
+    assert [json.loads(f.read_text().splitlines()[-1])["step"] for f in files] == [2, 2]
+    assert len({f.read_text() for f in files}) == 2, "each has a seed of its own"
 
 
 def test_processes_train_together_and_resume(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from tests.composing import SMALL, built
 from tests.test_callbacks import Terminal
 
 CONSOLE = {"train": "gfn-train", "evaluate": "gfn-eval", "sample": "gfn-sample", "check": "gfn-check"}
+CONSOLE["export"] = "gfn-export"
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +38,9 @@ def command(monkeypatch: pytest.MonkeyPatch, name: str, *arguments: str) -> int:
     return 0
 
 
-@pytest.mark.parametrize("name", CONSOLE)
+@pytest.mark.parametrize(
+    "name", ["evaluate", *(pytest.param(n, marks=pytest.mark.slow) for n in CONSOLE if n != "evaluate")]
+)
 def test_help_has_examples_and_values(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -46,7 +49,7 @@ def test_help_has_examples_and_values(
     assert shown.startswith(f"{CONSOLE[name]}: ")
     examples = shown.partition("== Examples ==")[2].partition("==")[0]
     assert examples.count(CONSOLE[name]) >= 3
-    assert "threads: 1" in shown.partition("== Values")[2]
+    assert ("run:" if name == "export" else "threads: 1") in shown.partition("== Values")[2]
 
 
 def test_shells_can_complete(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -95,6 +95,8 @@ NEEDED = {  # options that leave a value to the user, or go with others
     "policy/images": DIGITS,
     "policy/tuned": [*DIGITS[:3], "evaluator.n_samples=16"],
     "objective/denoising": [*DIGITS, "sampler=data", "++sampler.data=envs.diffusion.digits.real_images"],
+    "logger/wandb": ["logger.wandb.mode=disabled"],
+    "logger/mlflow": ["logger.mlflow.uri=${oc.env:FGFN_TEST_CACHE}/mlruns"],
     "sampler/engine/in_process": ["sampler=asynchronous"],
     "sampler/engine/ray": ["sampler=asynchronous"],
     "sampler/engine/vllm": ["env=problems", MODEL, "sampler=asynchronous"],
@@ -146,7 +148,7 @@ def digits_prior(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_no_config_is_forgotten() -> None:
     assert len(OPTIONS) + len(EXPERIMENTS) + sum("/" not in f for f in FILES) == len(FILES)
-    assert {f for f in FILES if "/" not in f} == {"train", "evaluate", "sample", "check"}
+    assert {f for f in FILES if "/" not in f} == {"train", "evaluate", "sample", "check", "export"}
 
 
 @pytest.mark.parametrize("option", OPTIONS)

@@ -319,6 +319,9 @@ ELSEWHERE |= {"trainer.checkpoint_transitions"}
 ELSEWHERE |= {"sampler.fused"}
 # One pass over all parameters, or one for each: the same update.
 ELSEWHERE |= {"trainer.optimizer.fused"}
+# test_trackers.
+ELSEWHERE |= {f"logger.wandb.{name}" for name in ("project", "name", "mode", "every", "directory")}
+ELSEWHERE |= {f"logger.mlflow.{name}" for name in ("uri", "experiment", "name", "every", "directory")}
 # test_digits (data and root) and test_tuned (run, guidance).
 ELSEWHERE |= {"env.data", "env.root", "policy.run", "policy.guidance"}
 

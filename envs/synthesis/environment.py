@@ -18,7 +18,7 @@ a reaction             the other reactant, or −1  which product   key of the m
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -255,6 +255,12 @@ class Synthesis(Environment[Syntheses]):
         from envs.synthesis.export import export  # drawing takes libraries that training can do without
 
         return export(self, t, directory, log_p)
+
+    def records(self, states: Syntheses, facts: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+        """SDF of each terminal state, with facts about it (:func:`envs.synthesis.export.records`)."""
+        from envs.synthesis.export import records
+
+        return records(states, facts)
 
     def describe(self, states: Syntheses) -> list[str]:
         """SMILES and the number of reactions, or that it is finished, and the exponent if there are several."""

@@ -8,7 +8,7 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -180,6 +180,26 @@ def _structures(products: Sequence[Product], three_dimensional: bool) -> str:
         writer.write(mol)
     writer.close()
     return file.getvalue()
+
+
+def records(states: Syntheses, facts: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """SDF of molecules in the plane, one record for each state, with facts as its fields; those that are None left out.
+
+    Args:
+        states: terminal ones, ``[B]``.
+        facts: of each.
+    """
+    for smiles, fields in zip(states.smiles, facts, strict=True):
+        file = io.StringIO()
+        writer: Any = Chem.SDWriter(file)
+        mol = _placed(smiles, False)
+        mol.SetProp("_Name", smiles)
+        for name, value in fields.items():
+            if _text(value):
+                mol.SetProp(name, _text(value))
+        writer.write(mol)
+        writer.close()
+        yield file.getvalue()
 
 
 def _placed(smiles: str, three_dimensional: bool) -> Any:
