@@ -23,7 +23,7 @@ class NonFiniteError(RuntimeError):
 
 
 @contextmanager
-def recorded(directory: Path | None, step: int) -> Generator[list[Trajectories[S]]]:
+def recorded(directory: Path | None, step: int) -> Generator[list[Trajectories[Any]]]:
     """Make an update; if it fails by its numbers, ``failure.pt`` keeps what it was made of beside the checkpoints.
 
     The file is a checkpoint: its ``trajectories`` are for :meth:`Trajectories.from_tensors`. If a reward failed before
@@ -36,7 +36,7 @@ def recorded(directory: Path | None, step: int) -> Generator[list[Trajectories[S
     Yields:
         A list for the batch, as soon as there is one.
     """
-    batches: list[Trajectories[S]] = []
+    batches: list[Trajectories[Any]] = []
     try:
         yield batches
     except (NonFiniteError, RewardError) as error:
@@ -46,7 +46,7 @@ def recorded(directory: Path | None, step: int) -> Generator[list[Trajectories[S
         raise
 
 
-def _keep(directory: Path, step: int, error: NonFiniteError | RewardError, batches: list[Trajectories[S]]) -> None:
+def _keep(directory: Path, step: int, error: NonFiniteError | RewardError, batches: list[Trajectories[Any]]) -> None:
     kept: dict[str, Any] = {"step": step, "cause": str(error)}
     if batches:
         kept["trajectories"] = batches[0].tensors()
