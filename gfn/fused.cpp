@@ -14,12 +14,12 @@ namespace {
 using at::Tensor;
 
 // Number the distinct states in the order in which they come; place[i] is the number of live[i].
-Tensor distinct(const Tensor& live, int64_t states, std::vector<int64_t>& place) {
+Tensor distinct(const Tensor& live, int64_t states, int64_t* place) {
   thread_local std::vector<int32_t> number;  // of each state, -1 for those not met: the same between two calls
   if (static_cast<int64_t>(number.size()) < states) number.assign(states, -1);
   const int64_t* state = live.const_data_ptr<int64_t>();
   std::vector<int64_t> met;
-  for (size_t i = 0; i < place.size(); ++i) {
+  for (int64_t i = 0; i < live.numel(); ++i) {
     if (number[state[i]] < 0) {
       number[state[i]] = static_cast<int32_t>(met.size());
       met.push_back(state[i]);
@@ -32,25 +32,30 @@ Tensor distinct(const Tensor& live, int64_t states, std::vector<int64_t>& place)
   return found;
 }
 
-Tensor network(const Tensor& rows, const Tensor& features, int64_t actions, at::TensorList layers) {
+// The logits of a perceptron; what comes before them, each hidden layer, is left in the list.
+Tensor network(
+    const Tensor& rows, const Tensor& features, int64_t actions, at::TensorList layers, std::vector<Tensor>& hidden) {
   if (layers.empty()) return at::zeros({rows.numel(), actions}, features.options());
   Tensor x = features.index_select(0, rows);
   for (size_t i = 0; i < layers.size(); i += 2) {
     x = at::linear(x, layers[i], layers[i + 1]);
-    if (i + 2 < layers.size()) x.relu_();
+    if (i + 2 < layers.size()) hidden.push_back(x.relu_());
   }
   return x;
 }
 
 // Action, its log-probability, the state it leads to; and of those that go on the state and the trajectory. Nothing if
 // some state allows no action, or a logit is not a number. Draws what MaskedCategorical draws from the same generator.
+// Last come what the network looked at: each distinct state, which of them each live one is, and its hidden layers.
 std::vector<Tensor> step(
     const Tensor& live, const Tensor& alive, const Tensor& moves, const Tensor& last, const Tensor& features, at::TensorList layers,
     std::optional<at::Generator> generator) {
   const int64_t n = live.numel(), actions = moves.size(1);
-  std::vector<int64_t> place(n);
+  const Tensor which = at::empty({n}, live.options());
+  int64_t* place = which.data_ptr<int64_t>();
   const Tensor rows = distinct(live, moves.size(0), place);
-  const Tensor logits = network(rows, features, actions, layers).contiguous();
+  std::vector<Tensor> hidden;
+  const Tensor logits = network(rows, features, actions, layers, hidden).contiguous();
   const Tensor noise = at::empty({n, actions}, logits.options()).exponential_(1.0, generator);
   Tensor action = at::empty({n}, live.options()), target = at::empty({n}, live.options());
   Tensor log_prob = at::empty({n}, logits.options());
@@ -101,7 +106,9 @@ std::vector<Tensor> step(
     }
   });
   if (stuck) return {};
-  return {action, log_prob, target, on.narrow(0, 0, going), still.narrow(0, 0, going)};
+  std::vector<Tensor> found{action, log_prob, target, on.narrow(0, 0, going), still.narrow(0, 0, going), rows, which};
+  found.insert(found.end(), hidden.begin(), hidden.end());
+  return found;
 }
 
 }  // namespace

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from hashlib import blake2b
 from pathlib import Path
@@ -18,8 +18,10 @@ from torch.utils import cpp_extension
 from gfn.environment import Environment, as_discrete
 from gfn.exact import StateGraph, state_graph
 from gfn.policies import Policy
+from gfn.recall import Recall, remember
 from gfn.states import States
 from gfn.storage import cache_directory
+from gfn.trajectories import Trajectories
 
 S = TypeVar("S", bound=States)
 # From live states and their trajectories: actions, their log-probabilities and the next states; and of those that go on
@@ -69,27 +71,54 @@ class Table(Generic[S]):
         listed: Any = self.env
         return listed.index(states)
 
-    def advance(self, policy: Policy[S], backward: bool, generator: torch.Generator | None) -> Advance | None:
-        """A step of a rollout over rows of the table; None if the policy is no plain network, or nothing compiles it.
-
-        It draws what ``policy.distribution(…).sample(generator)`` would.
-        """
+    def steps(self, policy: Policy[S], backward: bool, generator: torch.Generator | None) -> Steps[S] | None:
+        """For a rollout over rows of the table; None if the policy is no plain network, or nothing compiles them."""
         layers = policy.layers(self.env)
         if layers is None or torch.is_autocast_enabled("cpu") or not compiled():
             return None
-        features = self.features.to(layers[0].dtype) if layers else self.features
-        moves, last = (self.backward, self.initial) if backward else (self.forward, self.terminal)
+        return Steps(self, policy, layers, backward, generator)
 
-        def step(live: Tensor, alive: Tensor) -> Any:
-            found = torch.ops.fgfn.step(live, alive, moves, last, features, layers, generator)
-            if not found:
-                policy.distribution(self.states[live]).sample(generator)  # which tells where no action is allowed
-                raise FloatingPointError(
-                    f"{type(policy).__name__}: logits are not finite, so that nothing can be drawn"
-                )
-            return found
 
-        return step
+class Steps(Generic[S]):
+    """Steps of one rollout; they draw what ``policy.distribution(…).sample(generator)`` would."""
+
+    def __init__(
+        self,
+        table: Table[S],
+        policy: Policy[S],
+        layers: Sequence[Tensor],
+        backward: bool,
+        generator: torch.Generator | None,
+    ):
+        self.table, self.policy, self.generator = table, policy, generator
+        self.layers, self.values = layers, [layer.detach().clone() for layer in layers[:-2]]
+        self.features = table.features.to(layers[0].dtype) if layers else table.features
+        moves, last = (table.backward, table.initial) if backward else (table.forward, table.terminal)
+        self.moves, self.last = moves, last
+        self.looked_at: list[Sequence[Tensor]] = []
+
+    def __call__(self, live: Tensor, alive: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        found = torch.ops.fgfn.step(live, alive, self.moves, self.last, self.features, self.layers, self.generator)
+        if not found:
+            self.policy.distribution(self.table.states[live]).sample(self.generator)  # tells where there is no action
+            raise FloatingPointError(
+                f"{type(self.policy).__name__}: logits are not finite, so that nothing can be drawn"
+            )
+        action, log_prob, target, on, still, *looked_at = found
+        self.looked_at.append(looked_at)
+        return action, log_prob, target, on, still
+
+    def remember(self, t: Trajectories[S], by_trajectory: Tensor) -> None:
+        """Keep what the network computed for the gradient of these trajectories, which have come of these steps."""
+        if not self.layers:
+            return
+        rows, which, *hidden = zip(*self.looked_at, strict=True)
+        before = torch.tensor([0, *map(len, rows[:-1])]).cumsum(0)
+        place = torch.cat([step + start for step, start in zip(which, before, strict=True)])[by_trajectory]
+        row = torch.cat(rows)
+        inputs, states = self.features[row], self.table.states[row]
+        layers = [torch.cat(layer) for layer in hidden]
+        remember(self.policy, t, lambda of: Recall(states, place, inputs, layers, self.layers[:-2], self.values, of))
 
 
 @cache

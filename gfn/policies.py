@@ -16,7 +16,8 @@ from gfn.distributions import ActionDistribution, Certain, MaskedCategorical
 from gfn.environment import DiscreteEnvironment, Enumerable, Environment, as_discrete
 from gfn.memory import Memory
 from gfn.merging import distinct, once, picked
-from gfn.states import States
+from gfn.recall import recalled
+from gfn.states import States, cat
 from gfn.trajectories import Trajectories
 
 S = TypeVar("S", bound=States)
@@ -152,16 +153,32 @@ class MLPPolicy(Policy[S]):
         return self.trunk.followed_by(self.head) if known else None
 
     def log_probs(self, t: Trajectories[S], backward: Policy[S]) -> tuple[Tensor, Tensor]:
-        together = _keeps(self, MLPPolicy) and _keeps(backward, MLPBackward) and self.at_once is None
-        if not (together and isinstance(backward, MLPBackward) and backward.trunk is self.trunk):
+        together = isinstance(backward, MLPBackward) and _keeps(backward, MLPBackward) and backward.trunk is self.trunk
+        known = recalled(self, t)
+        if not _keeps(self, MLPPolicy) or self.at_once is not None or (known is None and not together):
             return super().log_probs(t, backward)
+        states, features, place = self._looked_at(t, together)
+        log_pf = picked(self.head(features), self.allowed(states), place[t.source], t.actions)
+        if not (together and isinstance(backward, MLPBackward)):
+            return log_pf, backward.log_prob_backward(t)
+        return log_pf, picked(backward.head(features), backward.allowed(states), place[t.source + 1], t.actions)
 
-        states, place = distinct(t.states) or (t.states, None)
-        source, target = (t.source, t.source + 1) if place is None else (place[t.source], place[t.source + 1])
-        features = self.trunk(states)
-        log_pf = picked(self.head(features), self.allowed(states), source, t.actions)
-        log_pb = picked(backward.head(features), backward.allowed(states), target, t.actions)
-        return log_pf, log_pb
+    def _looked_at(self, t: Trajectories[S], final: bool) -> tuple[S, Tensor, Tensor]:
+        """Distinct states of trajectories, their features, and which of them each visited state is, long ``[N + B]``.
+
+        What is known already may leave out the last state of each, unless ``final``; it is then −1.
+        """
+        known = recalled(self, t)
+        if known is None:
+            states, place = distinct(t.states) or (t.states, torch.arange(len(t.states), device=t.actions.device))
+            return states, self.trunk(states), place
+        place = known.place.new_full((len(t.states),), -1)
+        place[t.source] = known.place
+        if not final:
+            return known.states, known.features(), place
+        last = distinct(t.final) or (t.final, torch.arange(len(t), device=place.device))
+        place[place < 0] = len(known.states) + last[1]
+        return cat([known.states, last[0]]), torch.cat([known.features(), self.trunk(last[0])]), place
 
 
 class MLPBackward(Policy[S]):

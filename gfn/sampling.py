@@ -52,9 +52,9 @@ def rollout(
         EndlessTrajectoryError: if a trajectory has not ended after ``env.max_steps`` steps.
         RewardError: if a reward is NaN or +inf.
     """
-    fused = table.advance(policy, backward, generator) if table is not None and explore is None else None
-    advance = fused or _operators(env, policy, backward, explore, generator)
-    listed = table if fused is not None else None
+    fused = table.steps(policy, backward, generator) if table is not None and explore is None else None
+    advance: Advance = fused or _operators(env, policy, backward, explore, generator)
+    listed = None if fused is None else fused.table
     live: Any = start if listed is None else listed.index(start)
     alive = torch.arange(len(start), device=env.device)
     states, rows, actions, log_probs = [live], [alive], list[Tensor](), list[Tensor]()
@@ -79,7 +79,11 @@ def rollout(
         behaviour_log_prob=torch.cat(log_probs)[by_trajectory],
         policy_version=torch.full((len(start),), version, device=env.device),
     )
-    return trajectories.reversed() if backward else trajectories
+    if backward:
+        return trajectories.reversed()
+    if fused is not None:
+        fused.remember(trajectories, by_trajectory)
+    return trajectories
 
 
 def _operators(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from gfn.distributions import MaskedCategorical, NoActionError
 from gfn.fused import Table, compiled
 from gfn.objectives import Alpha, DevGrad, Objective
 from gfn.policies import MLPBackward, MLPPolicy, Uniform, UniformBackward
+from gfn.recall import recalled
 from gfn.samplers import OnPolicy
 from gfn.sampling import rollout
 from gfn.training import Trainer
@@ -71,6 +74,63 @@ def test_training_is_the_same_to_rounding() -> None:
     torch.testing.assert_close(weights[0], weights[1], rtol=0, atol=1e-10)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("tied", [True, False, None])
+def test_what_the_rollout_computed_is_used_for_the_gradient_as_long_as_it_holds(tied: bool | None) -> None:
+    env = Hypergrid(5, 3)
+    torch.manual_seed(0)
+    policy = MLPPolicy(env, width=16, depth=3).double()
+    backward = UniformBackward(env) if tied is None else MLPBackward(env, policy, tied).double()
+    objective = Objective(policy, backward, Alpha(0.5), DevGrad())
+    t = OnPolicy(env, policy, 200, fused=True)(0)
+    looked: list[int] = []
+    policy.trunk.register_forward_hook(lambda module, args, output: looked.append(len(output)))
+
+    def gradient(of: Trajectories[Any]) -> list[Tensor]:
+        looked.clear()
+        return list(torch.autograd.grad(objective(of)[0], list(objective.parameters())))
+
+    known, saved = gradient(t), list(looked)
+    afresh = gradient(t[torch.arange(200)])  # other trajectories, for all that is known
+    assert sum(saved) == (len(distinct_final(t)) if tied else 0) < sum(looked)
+    for ours, theirs in zip(known, afresh, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
+    with torch.no_grad():
+        policy.trunk.layers[0][0].weight.mul_(1.5)  # type: ignore[index]
+    for ours, theirs in zip(gradient(t), gradient(t[torch.arange(200)]), strict=True):
+        assert ours.equal(theirs)
+
+
+def distinct_final(t: Trajectories[Any]) -> Tensor:
+    return t.final.coords.unique(dim=0)
+
+
+@pytest.mark.slow
+def test_an_optimizer_s_update_ends_what_is_known_of_the_rollout() -> None:
+    for optimizer in (torch.optim.SGD, torch.optim.Adam):
+        every: list[dict[str, Any]] = [{"fused": True}, {"foreach": True}, {"fused": False, "foreach": False}]
+        for options in every:
+            env = Hypergrid(4, 2)
+            policy = MLPPolicy(env, width=8)
+            objective = Objective(policy, MLPBackward(env, policy), Alpha(0.5), DevGrad())
+            t = OnPolicy(env, policy, 16, fused=True)(0)
+            assert recalled(policy, t) is not None
+            updating = optimizer(policy.parameters(), lr=0.1, **options)
+            objective(t)[0].backward()
+            updating.step()
+            assert recalled(policy, t) is None
+
+
+@pytest.mark.slow
+def test_a_policy_that_has_drawn_can_be_copied_and_pickled() -> None:
+    env = Hypergrid(4, 2)
+    policy = MLPPolicy(env, width=8)
+    t = OnPolicy(env, policy, 16, fused=True)(0)
+    for twin in (copy.deepcopy(policy), pickle.loads(pickle.dumps(policy))):
+        assert recalled(twin, t) is None
+    assert recalled(policy, t) is not None
+
+
 class Crossed(MLPPolicy[Any]):
     """Has a way of its own to choose, which no table knows."""
 
@@ -83,8 +143,8 @@ def test_policies_that_are_no_plain_network_go_one_operator_at_a_time() -> None:
     env = Hypergrid(4, 2)
     table = Table(env)
     policy = Crossed(env, width=8)
-    assert table.advance(policy, False, None) is None
-    assert table.advance(MLPPolicy(Hypergrid(4, 2), width=8), False, None) is None, "of another environment"
+    assert table.steps(policy, False, None) is None
+    assert table.steps(MLPPolicy(Hypergrid(4, 2), width=8), False, None) is None, "of another environment"
     t = rollout(env, policy, env.reset(8), generator=generator(), table=table)
     assert_same(t, rollout(env, policy, env.reset(8), generator=generator()), 0.0)
     log_pf, _ = policy.log_probs(t, MLPBackward(env, policy))
