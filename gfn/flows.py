@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from gfn.environment import DiscreteEnvironment, Environment, as_discrete
-from gfn.policies import MLPPolicy, Policy, Tabular, Trunk, require_dense
+from gfn.policies import MLPPolicy, Policy, Tabular, require_dense
 from gfn.states import States
+from gfn.trunk import Trunk
 
 S = TypeVar("S", bound=States)
 LOWEST_POTENTIAL = -1e3  # in the place of the log of a potential of zero
