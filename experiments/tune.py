@@ -127,9 +127,12 @@ def search(given: Mapping[str, str], searched: Mapping[str, Sequence[str]], fixe
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
+    if given["direction"] not in ("minimize", "maximize"):
+        raise ValueError(f"direction: expected minimize or maximize, got {given['direction']}")
+    direction: Any = given["direction"]
     (seed,), (wanted,) = numbers(given["sampler_seed"], "sampler_seed", 0), numbers(given["trials"], "trials", 1)
     study = optuna.create_study(
-        storage=given["storage"] or None, study_name=given["study"], load_if_exists=True, direction=given["direction"],
+        storage=given["storage"] or None, study_name=given["study"], load_if_exists=True, direction=direction,
         sampler=optuna.samplers.TPESampler(seed=seed), pruner=optuna.pruners.MedianPruner(n_startup_trials=4),
     )  # fmt: skip
     state = optuna.trial.TrialState

@@ -59,7 +59,8 @@ class WandB:
         _require("wandb", "wandb", "logger=wandb")
         _require_positive("WandB", every)
         self.directory, self.hyperparameters = directory, hyperparameters
-        self.project, self.name, self.mode, self.every = project, name, mode, every
+        self.project, self.name, self.every = project, name, every
+        self.mode: Literal["online", "offline", "disabled"] = mode
         self.run: Any = None
 
     def start(self, step: int) -> None:
@@ -94,7 +95,7 @@ class WandB:
 def _wandb_table(shown: Sequence[Example]) -> Any:
     import wandb
 
-    rows = [["best" if one.best else "random", one.log_reward, one.state] for one in shown]
+    rows: list[Any] = [["best" if one.best else "random", one.log_reward, one.state] for one in shown]
     return wandb.Table(columns=["chosen", "log_reward", "state"], data=rows)
 
 
