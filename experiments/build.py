@@ -96,6 +96,10 @@ def checked(
     nodes = {name: expand_schedules(plain[name], horizon) for name in groups if name in plain}
     for name, node in nodes.items():
         for child, path in _nodes_of(name, node):
+            if path.startswith("logger.") and not (isinstance(child, Mapping) and "_target_" in child):
+                problems.append(
+                    f"{path}: nothing says what this is; choose an option (logger=…) or give {path}._target_"
+                )
             problems += problems_of(child, path, _supplied(name))
     if problems:
         raise ConfigError(problems)

@@ -213,6 +213,7 @@ BAD = {  # arguments: exit code, and what the message must say
         ["outside what configs"],
     ),
     ("env/reward=user", "env.reward.function=os.getpid"): (2, ["GFN_TRUST=os"]),
+    ("logger.wandb.mode=online",): (2, ["logger.wandb: nothing says what this is", "logger=…"]),
     ("env.side=1",): (2, ["side >= 2", "side=1"]),
     ("env.reward.r0=-1",): (2, ["env.reward", "not negative", "-1"]),
     ("sampler.batch_size=1",): (2, ["DevGrad", "at least 2", "partition=learned"]),

@@ -40,7 +40,7 @@ STANDING_IN = {
     "Qwen/Qwen2.5-0.5B": "{files}/model",
     "/my/model": "{files}/model",
     "train.jsonl": "{files}/questions.jsonl",
-    "mine.jsonl": "{files}/questions.jsonl",
+    "mine.jsonl": "{files}/mine.jsonl",
     "my_file.verify": "tests.small_language_models.vowels",
 }
 SHORT = ("trainer.steps=2", "evaluator.n_samples=32", "evaluator.every=1", "logger=quiet")
@@ -49,8 +49,8 @@ SHORTER: dict[str, tuple[str, ...]] = {  # by what the command has
     "env.ndim=4": ("evaluator.exact=false",),
     "synthesis": ("env.max_reactions=2", "evaluator.n_samples=8", "sampler.batch_size=8", "policy.network.width=16"),
     "env=synthesis env": ("env.blocks={files}/blocks.csv",),
-    "synthesis/": ("env.blocks={files}/blocks.csv", "env.reward.sha256=null"),
-    "synthesis/qed": ("env.blocks={files}/blocks.csv",),
+    "synthesis/ftb": ("env.blocks={files}/blocks.csv", "env.size=null", "env.reward.sha256=null"),
+    "synthesis/qed": ("env.blocks={files}/blocks.csv", "env.size=null"),
     "env=tokens": ("policy.pretraining_steps=2",),
     "tokens/expressions": ("policy.pretraining_steps=2",),
     "tokens/additions": ("env.model={files}/model", "policy.lora_rank=2", "evaluator.conditions=8"),
@@ -58,7 +58,7 @@ SHORTER: dict[str, tuple[str, ...]] = {  # by what the command has
     "digits/": (DIGITS_CACHE, "env.steps=3", "evaluator.n_samples=16", "sampler.batch_size=8"),
     "digits/prior": ("policy.width=8",),
     "digits/even": ("policy.run={files}/prior",),
-    "engine=ray": ("sampler/engine=in_process",),
+    "logger=wandb": ("logger=wandb", "logger.wandb.mode=disabled", "~logger.tensorboard"),
 }
 
 
@@ -95,7 +95,8 @@ def lines() -> Iterator[Line]:
 
 LINES = list(dict.fromkeys(lines()))
 TRAINED = [line for line in LINES if line.words[0] == "gfn-train" and not {"--help", "-sc"} & set(line.words)]
-RUN = [line for line in TRAINED if not line.words[1:2] or not line.words[1].startswith("run=")]
+# Runs that go on are shown by test_cli, Ray's processes by test_ray.
+RUN = [line for line in TRAINED if " run=" not in line.text and "engine=ray" not in line.text]
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +107,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write(folder / "weights.pkl.gz", random_arrays())
     write_model(folder / "model")
     write_questions(folder / "questions.jsonl")
+    (folder / "mine.jsonl").write_text('{"prompt": "ab", "answer": "a"}\n{"prompt": "ba", "answer": "e"}\n')
     return folder
 
 
