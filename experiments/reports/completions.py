@@ -161,7 +161,7 @@ def frontier(outcomes: Sequence[Outcome]) -> Any:
     _draw_frontier(axes[0], outcomes, "eval/kl_prior", "KL to the reference (nats)")
     _draw_optimum(axes[0], outcomes)
     _draw_frontier(axes[1], outcomes, "eval/entropy", "entropy of completions (nats)")
-    _each_method(outcomes, lambda _, look: axes[1].plot([], [], **look))
+    _each_method(outcomes, lambda _, look: axes[1].plot([], [], **{**look, "linestyle": "", "marker": "o"}))
     axes[1].legend()
     return figure
 

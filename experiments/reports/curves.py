@@ -131,7 +131,8 @@ def figure(groups: Sequence[Group], wanted: Mapping[str, str] = PANELS) -> Any:
         for i, group in enumerate(groups):
             x, values = series(group, name)
             colour, style = COLOURS[i % len(COLOURS)], STYLES[i // 2 % len(STYLES)]
-            axis.plot(x, [statistics.median(v) for v in values], style, color=colour, label=group.label)
+            mark = "o" if len(x) == 1 else ""  # a line of one point is not to be seen
+            axis.plot(x, [statistics.median(v) for v in values], style, marker=mark, color=colour, label=group.label)
             if len(group.lines) > 1:
                 axis.fill_between(x, [min(v) for v in values], [max(v) for v in values], color=colour, alpha=0.15)
         axis.set(xlabel="trajectories", ylabel=label)
