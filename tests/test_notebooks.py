@@ -69,4 +69,5 @@ def test_notebooks_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     notebook = nbformat.read(path, as_version=4)
     NotebookClient(notebook, timeout=240, kernel_name="python3", resources={"metadata": {"path": tmp_path}}).execute()
     assert pictures(notebook) == FIGURES[path.stem]
-    assert not [output for cell in notebook.cells for output in cell.get("outputs", ()) if output.get("name") == "stderr"]
+    told = [output for cell in notebook.cells for output in cell.get("outputs", ()) if output.get("name") == "stderr"]
+    assert not told
