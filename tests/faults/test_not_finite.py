@@ -70,6 +70,7 @@ class Keep(Recorder):
         self.states.append(snapshot(self.run.trainer))
 
 
+NAMES = [pytest.param(name, marks=pytest.mark.slow) if name == "synthesis" else name for name in ENVIRONMENTS]
 CASES = {
     "loss": (loss, NonFiniteError, "log P_F of step 0 of trajectory 0 is nan"),
     "gradient": (gradient, NonFiniteError, "the gradient is not finite at step 2: that of policy"),
@@ -78,7 +79,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("place", CASES)
-@pytest.mark.parametrize("name", ENVIRONMENTS)
+@pytest.mark.parametrize("name", NAMES)
 def test_it_stops_before_the_update(name: str, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     break_it, kind, words = CASES[place]
     run = small_run(name, tmp_path, None, "evaluator.every=1000")
@@ -106,7 +107,7 @@ def test_it_stops_before_the_update(name: str, place: str, tmp_path: Path, monke
     assert saved[1]["step"] == 2, "what was done before is saved, and failure.pt is not taken for it"
 
 
-@pytest.mark.parametrize("name", ENVIRONMENTS)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_parameter_is_named(name: str, tmp_path: Path) -> None:
     run = small_run(name, tmp_path, None, "evaluator.every=1000")
     victim, parameter = next((n, p) for n, p in run.parts["objective"].named_parameters() if p.requires_grad)
