@@ -59,12 +59,18 @@ def load(directories: Sequence[Path]) -> list[Group]:
         raise RunError("no run directories were given; name some, such as 'runs/grid_ftb_*/*'")
     grouped: dict[str, list[Path]] = {}
     for directory, own in zip(directories, differences(directories), strict=True):
-        label = ", ".join(f"{name} = {value}" for name, value in own.items()) or "all"
+        label = ", ".join(map(_named, own.items())) or "all"
         grouped.setdefault(label, []).append(directory)
     return [
         Group(label, tuple(read_lines(path / "metrics.jsonl") for path in paths), tuple(paths))
         for label, paths in sorted(grouped.items())
     ]
+
+
+def _named(item: tuple[str, Any]) -> str:
+    """A setting; of a class, its name alone."""
+    name, value = item
+    return value.rpartition(".")[2] if name.endswith("_target_") else f"{name} = {value}"
 
 
 def differences(directories: Sequence[Path]) -> list[dict[str, Any]]:
@@ -79,10 +85,17 @@ def differences(directories: Sequence[Path]) -> list[dict[str, Any]]:
             raise RunError(f"{directory} is not a run directory: it has no config.yaml")
         config = flat(_with_short_schedules(yaml.safe_load((directory / "config.yaml").read_text(encoding="utf-8"))))
         configs.append({k: v for k, v in config.items() if not _ignored(k)})
-    differing = sorted(k for k in {k for c in configs for k in c} if len({str(c.get(k)) for c in configs}) > 1)
+    values = {key: {str(c[key]) for c in configs if key in c} for config in configs for key in config}
+    # What only some have, always with one value, comes with the class that they chose or with a newer version.
+    differing = sorted(key for key, found in values.items() if len(found) > 1)
     last = [key.rpartition(".")[2] for key in differing]
     names = {key: short if last.count(short) == 1 else key for key, short in zip(differing, last, strict=True)}
-    return [{names[k]: config[k] for k in differing if config.get(k) is not None} for config in configs]
+    return [{names[k]: _shown(config[k]) for k in differing if k in config} for config in configs]
+
+
+def _shown(value: Any) -> Any:
+    """Null as in configs."""
+    return "null" if value is None else value
 
 
 def _with_short_schedules(node: Any) -> Any:
