@@ -25,11 +25,11 @@ from hydra.errors import HydraException
 
 from experiments.benchmarks.competitors import Competitor, Window
 from experiments.benchmarks.convergence_tables import Curve, Point, draw, written
-from experiments.benchmarks.grids_runs import Cell, built, config, load, task_of, weights
+from experiments.benchmarks.grids_runs import Cell, built, config, load, task_of, unwatched, weights
 from experiments.benchmarks.peers import OURS, checked_sides
 from experiments.benchmarks.workers.turns import write
 from experiments.build import checked
-from experiments.reports.arguments import composed, numbers, options
+from experiments.reports.arguments import numbers, options
 from gfn.exact import log_terminal, state_graph
 from gfn.training import never
 
@@ -150,7 +150,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         given, rest = options(arguments, DEFAULTS)
         plan, seeds = planned(given, rest), numbers(given["seeds"], "seeds", 0)
-        checked(composed(config(task_of(plan.cell, rest))))
+        checked(unwatched(config(task_of(plan.cell, rest))))
         out = Path(given["out"])
         out.mkdir(parents=True, exist_ok=True)
         curves = learn(plan, seeds, out / "convergence.json")

@@ -20,11 +20,11 @@ from hydra.errors import HydraException
 from experiments.benchmarks.grids_cells import EVERYTHING, parsed, trained
 from experiments.benchmarks.grids_gradients import gradient_error
 from experiments.benchmarks.grids_races import Race, Store, raced
-from experiments.benchmarks.grids_runs import Cell, config, task_of
+from experiments.benchmarks.grids_runs import Cell, config, task_of, unwatched
 from experiments.benchmarks.grids_tables import draw, written
 from experiments.benchmarks.peers import OURS, checked_sides
 from experiments.build import checked
-from experiments.reports.arguments import composed, numbers, options
+from experiments.reports.arguments import numbers, options
 
 DEFAULTS = {
     "out": ".",
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str]) -> int:
         given, rest = options(arguments, DEFAULTS)
         cells, race = parsed(given["cells"]), race_of(given, rest)
         for cell in cells:
-            checked(composed(config(task_of(cell, rest))))
+            checked(unwatched(config(task_of(cell, rest))))
         out = Path(given["out"])
         out.mkdir(parents=True, exist_ok=True)
         errors = errors_of(cells, rest, out / "policies", out / "grids_gradients.json")

@@ -7,10 +7,9 @@ from itertools import product
 from pathlib import Path
 
 from envs.hypergrid import Classic, Hypergrid
-from experiments.benchmarks.grids_runs import BACKWARD, COMMON, NEVER, R0, Cell, weights
+from experiments.benchmarks.grids_runs import BACKWARD, COMMON, NEVER, R0, Cell, unwatched, weights
 from experiments.benchmarks.workers.turns import write
 from experiments.build import build
-from experiments.reports.arguments import composed
 from gfn.samplers import OnPolicy
 from gfn.training import never
 
@@ -60,7 +59,7 @@ def trained(side: int, ndim: int, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     wanted = target_length(side, ndim)
     with tempfile.TemporaryDirectory() as scratch:
-        run = build(composed(_overrides(side, ndim)), Path(scratch), never)
+        run = build(unwatched(_overrides(side, ndim)), Path(scratch), never)
         sampled = 0.0
         for _ in range(PIECES):
             run.trainer.steps += PIECE

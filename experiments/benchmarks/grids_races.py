@@ -114,9 +114,9 @@ class Store:
 def _read(record: dict[str, Any]) -> Record:
     first = None if record["first"] is None else Window(**record["first"])
     windows = tuple(Window(**w) for w in record["windows"])
-    parts = {"cell": Cell(**record["cell"]), "first": first, "windows": windows}
-    pairs = {name: tuple(record[name]) for name in ("versions", "config")}
-    return Record(**(record | parts | pairs))
+    pairs: dict[str, Any] = {name: tuple(record[name]) for name in ("versions", "config")}
+    values: dict[str, Any] = {**record, **pairs, "cell": Cell(**record["cell"]), "first": first, "windows": windows}
+    return Record(**values)
 
 
 def raced(race: Race, cells: Sequence[Cell], store: Store, policies: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from omegaconf import DictConfig
 from torch import Tensor
 
 from experiments.benchmarks.workers.turns import Arrays
@@ -18,7 +19,7 @@ R0 = 0.1
 BACKWARD = ("learned", "uniform")
 NEVER = 1_000_000_000  # updates
 Task = dict[str, Any]
-COMMON = ("divergence=reverse_kl", "partition=learned", "partition.init=0.0", "~evaluator", "~logger")
+COMMON = ("divergence=reverse_kl", "partition=learned", "partition.init=0.0")
 
 
 @dataclass(frozen=True)
@@ -63,13 +64,20 @@ def task_of(cell: Cell, config: Sequence[str] = (), rates: tuple[float, float] =
     return {**vars(cell), "r0": R0, "lr": rates[0], "log_z_lr": rates[1], "seed": seed, "config": list(config)}
 
 
+def unwatched(overrides: Sequence[str]) -> DictConfig:
+    """The config of a training run with these overrides, without evaluations and logs; errors are Hydra's."""
+    composition = composed(overrides)
+    composition["evaluator"], composition["logger"] = None, {}
+    return composition
+
+
 def built(task: Task, folder: Path, stop: Callable[[], bool]) -> Run:
     """The run of a task, without evaluations and logs; ``stop`` ends it.
 
     Raises:
         ConfigError: if the config does not fit.
     """
-    return build(composed(config(task)), folder, stop)
+    return build(unwatched(config(task)), folder, stop)
 
 
 def _places(backward: bool) -> dict[str, tuple[str, str]]:
