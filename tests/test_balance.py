@@ -26,6 +26,7 @@ from gfn.objectives import (
 )
 from gfn.policies import MLPBackward, MLPPolicy, Policy, Tabular, UniformBackward
 from gfn.sampling import rollout
+from tests.marks import mostly_slow
 from tests.oracles import MEMBERS
 from tests.test_solution import GRAPHS, as_table, off_policy, random_table
 
@@ -65,7 +66,7 @@ def solution(env: Any, backward: Policy[Any]) -> tuple[Any, Tabular[Any], Tensor
 
 
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("learned", [False, True])
+@pytest.mark.parametrize("learned", mostly_slow([False, True], [True]))
 @pytest.mark.parametrize("balance", WITH_FLOWS)
 @pytest.mark.parametrize("name", GRAPHS)
 def test_residuals_with_flows_vanish_at_the_solution(name: str, balance: str, learned: bool) -> None:

@@ -88,6 +88,7 @@ class Grid(Hypergrid):
 """
 
 
+@pytest.mark.slow
 def test_an_environment_may_write_files_about_samples(tmp_path: Path) -> None:
     (tmp_path / "own_grid.py").write_text(EXPORTING, encoding="utf-8")
     own = ["env=custom", "env._target_=own_grid.Grid", "env.side=2", "env.ndim=1", "sampler.batch_size=4"]
@@ -174,6 +175,7 @@ def test_launchers_of_sweeps(launcher: tuple[str, str], tmp_path: Path) -> None:
     assert len({f.read_text() for f in files}) == 2, "each has a seed of its own"
 
 
+@pytest.mark.slow
 def test_processes_train_together_and_resume(tmp_path: Path) -> None:
     """torchrun: two processes, each with its own trajectories, one run directory, the first reports."""
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -249,8 +251,8 @@ class NoReward(Hypergrid):
     ("name", "words"),
     [
         ("Stuck", ["states allow no action", "check the mask"]),
-        ("Endless", ["have not ended after max_steps=7", "is_terminal"]),
-        ("NoReward", ["log-reward of state 1 0 stop is nan"]),
+        pytest.param("Endless", ["have not ended after max_steps=7", "is_terminal"], marks=pytest.mark.slow),
+        pytest.param("NoReward", ["log-reward of state 1 0 stop is nan"], marks=pytest.mark.slow),
     ],
 )
 def test_broken_environment_is_named(name: str, words: list[str], tmp_path: Path) -> None:
@@ -263,7 +265,9 @@ def test_broken_environment_is_named(name: str, words: list[str], tmp_path: Path
         assert word in done.stderr, done.stderr
 
 
-@pytest.mark.parametrize("arguments", BAD)
+@pytest.mark.parametrize(
+    "arguments", [pytest.param(case, marks=[pytest.mark.slow] if i % 4 else []) for i, case in enumerate(BAD)]
+)
 def test_bad_input_gets_one_clear_message(arguments: tuple[str, ...], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a directory")
     code, words = BAD[arguments]

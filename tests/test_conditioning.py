@@ -24,6 +24,7 @@ from gfn.sampling import rollout
 from gfn.states import cat, from_tensors, to_tensors
 from gfn.training import Trainer
 from gfn.trajectories import Trajectories
+from tests.marks import mostly_slow
 from tests.test_exact import Listed, as_table, random_table
 from tests.trainers import Unlisted
 
@@ -282,7 +283,7 @@ PARTITIONS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("partition", PARTITIONS)
+@pytest.mark.parametrize("partition", mostly_slow(PARTITIONS, ["devgrad"]))
 def test_one_policy_learns_the_target_of_every_temperature(partition: str) -> None:
     """16 points under three exponents of which the targets differ by TV 0.1 to 0.3 from one another."""
     torch.manual_seed(0)

@@ -182,10 +182,15 @@ def test_main_config_fits_the_code(config: str) -> None:
         assert required(bringing).keys() == {"env", "policy", "backward", "n", "seed", "threads"}
 
 
+QUICK = (
+    "grid/tb_8x2", "grid/subtb_12", "grid/ftb_annealed", "grid/ppo_8x2", "bits/append_120", "synthesis/tiny",
+    "tokens/expressions", "diffusion/gaussians25", "digits/prior",
+)  # fmt: skip
+
+
 def _marked(experiment: str) -> Any:
-    """The experiment; those with molecules and digits are slow tests, but for the smallest."""
-    slow = experiment.startswith(("synthesis/", "digits/")) and experiment not in ("synthesis/tiny", "digits/prior")
-    return pytest.param(experiment, marks=pytest.mark.slow) if slow else experiment
+    """The experiment; slow tests but for one of each kind, the smallest."""
+    return experiment if experiment in QUICK else pytest.param(experiment, marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize("experiment", map(_marked, EXPERIMENTS))

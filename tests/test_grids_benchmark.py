@@ -152,6 +152,7 @@ def test_the_gradient_of_training_is_that_of_the_plain_loss(tmp_path: Path) -> N
     assert gradient_error(cell, start, ["objective.reward_exponent=2"]) > 1e-2  # what is measured is not always small
 
 
+@pytest.mark.slow
 def test_the_command_measures_our_side_and_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("experiments.benchmarks.grids_cells.PIECE", 20)
     arguments = [f"out={tmp_path}", "cells=3x1:4:learned", "peers=none", "windows=2", "seconds=0"]
@@ -185,6 +186,7 @@ class Near:
         np.savez(path, **self.player.weights())
 
 
+@pytest.mark.slow
 def test_learning_is_timed_to_an_exact_distance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(convergence, "Competitor", Near)
     arguments = [f"out={tmp_path}", "grid=3x2", "seeds=0,1", "peers=none", "every=4", "updates=400", "tv=0.1"]

@@ -6,6 +6,7 @@ each; learning rates are constant throughout.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import mean, median
@@ -35,6 +36,7 @@ from gfn.objectives import (
 from gfn.policies import MLPBackward, MLPPolicy, UniformBackward
 from gfn.samplers import OnPolicy
 from gfn.training import Trainer
+from tests.marks import mostly_slow
 from tests.trainers import Recorder
 
 Metrics = dict[str, float]
@@ -107,8 +109,13 @@ MEMBERS: dict[str, Callable[[], Divergence]] = {
 }
 
 
-@pytest.mark.parametrize("partition", [DevGrad, LearnedLogZ])
-@pytest.mark.parametrize("member", MEMBERS)
+LEARNED = list(itertools.product(MEMBERS, [DevGrad, LearnedLogZ]))
+
+
+@pytest.mark.parametrize(
+    ("member", "partition"),
+    mostly_slow(LEARNED, [("hellinger", DevGrad), ("reverse_kl", LearnedLogZ), ("forward_kl", DevGrad)]),
+)
 def test_every_member_learns(member: str, partition: type[DevGrad] | type[LearnedLogZ]) -> None:
     """6 × 6 points, 4 800 trajectories."""
     curve = learn(

@@ -15,6 +15,7 @@ from torch import Tensor
 from experiments.build import Run
 from gfn import exact, metrics
 from tests.composing import built
+from tests.marks import mostly_slow
 from tests.trainers import Recorder
 
 SEEDS = range(3)
@@ -55,9 +56,10 @@ def measured(run: Run) -> tuple[float, float]:
     return float(log_p[graph.log_reward.argmax()].exp()), metrics.total_variation(log_p, graph.log_target)
 
 
-@pytest.mark.parametrize(
-    ("name", "reward"), [*((name, "value") for name in BASELINES), *((name, "log") for name in ("rloo", "grpo", "ppo"))]
-)
+PEAKS = [*((name, "value") for name in BASELINES), *((name, "log") for name in ("rloo", "grpo", "ppo"))]
+
+
+@pytest.mark.parametrize(("name", "reward"), mostly_slow(PEAKS, [("ppo", "value"), ("grpo", "log")]))
 def test_without_kl_the_best_state_is_found(name: str, reward: str, tmp_path: Path) -> None:
     """3 200 trajectories; over seeds 0 to 4 the probability is at least 0.987 in every case.
 
@@ -71,7 +73,7 @@ def test_without_kl_the_best_state_is_found(name: str, reward: str, tmp_path: Pa
         assert measured(run)[0] > 0.9
 
 
-@pytest.mark.parametrize("name", BASELINES)
+@pytest.mark.parametrize("name", mostly_slow(BASELINES, ["ppo", "rloo"]))
 def test_with_kl_the_target_is_sampled(name: str, tmp_path: Path) -> None:
     """3 840 trajectories; over seeds 0 to 4 at most 0.05, and 0.13 where nothing reduces the variance."""
     bound = 0.2 if "without" in name else 0.08
@@ -82,7 +84,7 @@ def test_with_kl_the_target_is_sampled(name: str, tmp_path: Path) -> None:
         assert measured(run)[1] < bound
 
 
-@pytest.mark.parametrize("name", ["ppo", "ppo with groups", "dr_grpo"])
+@pytest.mark.parametrize("name", mostly_slow(["ppo", "ppo with groups", "dr_grpo"], ["ppo"]))
 def test_several_updates_on_each_batch(name: str, tmp_path: Path) -> None:
     """As many updates from a quarter of the trajectories, 960; the clip acts from the second update on a batch on."""
     for seed in SEEDS:

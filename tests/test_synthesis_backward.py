@@ -21,6 +21,7 @@ from envs.synthesis.policy import SynthesisPolicy, UniformSynthesis
 from gfn import exact
 from gfn.backward import log_return, walks
 from gfn.check import check_policy
+from tests.marks import mostly_slow
 from tests.synthetic import CACHE, TINY, Bench, bench_of, synthesis, tiny
 
 Into = dict[tuple[str, int], set[tuple[str, int, str, int, str]]]  # template, role, block, which product, parent
@@ -66,6 +67,7 @@ def require_inverse(env: Synthesis, bench: Bench) -> Into:
     return wanted
 
 
+@pytest.mark.slow
 def test_edges_are_the_inverse_of_what_goes_forward() -> None:
     wanted = require_inverse(tiny(), bench_of(tiny()))
     assert sum(map(len, wanted.values())) > 1000
@@ -87,7 +89,7 @@ SETTINGS: dict[str, tuple[list[str], dict[str, Any]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("name", mostly_slow(SETTINGS, ["rings"]))
 def test_edges_are_the_inverse_with_other_rules(name: str) -> None:
     blocks, settings = SETTINGS[name]
     env = synthesis(blocks, listed=False, **settings)

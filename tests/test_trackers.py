@@ -48,6 +48,7 @@ def offline_records(directory: Path) -> list[Any]:
     return records
 
 
+@pytest.mark.slow
 def test_wandb_keeps_metrics_tables_and_parameters(tmp_path: Path) -> None:
     tell(WandB(tmp_path, {"env.side": 8}, project="tests", name="toy", every=3), 1, 8)
     records = offline_records(tmp_path)
@@ -68,6 +69,7 @@ def test_wandb_keeps_metrics_tables_and_parameters(tmp_path: Path) -> None:
     assert "1 1 stop" in tables[0].read_text()
 
 
+@pytest.mark.slow
 def test_mlflow_keeps_metrics_tables_and_parameters_and_goes_on(tmp_path: Path) -> None:
     from mlflow import MlflowClient
 
@@ -89,6 +91,7 @@ def test_mlflow_keeps_metrics_tables_and_parameters_and_goes_on(tmp_path: Path) 
     assert "1 1 stop" in Path(client.download_artifacts(found.info.run_id, "samples.md")).read_text()
 
 
+@pytest.mark.slow
 def test_mlflow_begins_again_where_the_store_has_no_such_run(tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()

@@ -42,6 +42,7 @@ def test_a_trial_that_is_behind_is_given_up_but_not_at_its_end() -> None:
         watch(Report(4, 4, 32, {"loss": 1.0}, {"jsd": 0.25}))
 
 
+@pytest.mark.slow
 def test_a_search_is_stored_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = [
         *SMALL, "divergence=alpha", "divergence.alpha=range:0:1", "trainer.lr=log:1e-4:1e-1",
