@@ -121,7 +121,7 @@ def test_what_was_on_its_way_at_a_checkpoint_is_made_again(tmp_path: Path) -> No
 @pytest.mark.parametrize("order", ["fail", "die", "hang once"])
 def test_trouble_in_a_reward(order: str, tmp_path: Path) -> None:
     trouble = tmp_path / "trouble"
-    run = searching(Ray(1, time_limit=2.0), Troubled(trouble=trouble), checkpoints=tmp_path / "kept")
+    run = searching(Ray(1, time_limit=5.0), Troubled(trouble=trouble), checkpoints=tmp_path / "kept")
     run.callbacks = [recorder := Recorder()]
     run.steps = 3
     run.run()
