@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cache
 from typing import TypeVar
 
 import torch
@@ -73,5 +74,10 @@ def hashes(states: States) -> Tensor | None:
     if width > 256 or any(x.is_floating_point() or x.is_complex() for x in columns):
         return None
     table = torch.cat([x.long() for x in columns], 1)
-    factors = torch.randint(2**62, (width,), generator=torch.Generator().manual_seed(0)) * 2 + 1
-    return (table * factors.to(table.device)).sum(1)
+    return (table * _factors(width).to(table.device)).sum(1)
+
+
+@cache
+def _factors(width: int) -> Tensor:
+    """Odd numbers, always the same."""
+    return torch.randint(2**62, (width,), generator=torch.Generator().manual_seed(0)) * 2 + 1

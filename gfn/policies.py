@@ -15,7 +15,7 @@ from gfn.distributions import ActionDistribution, Certain, MaskedCategorical
 from gfn.environment import DiscreteEnvironment, Enumerable, Environment, as_discrete
 from gfn.memory import Memory
 from gfn.merging import distinct, once, picked
-from gfn.recall import recalled
+from gfn.recall import Recall, recalled
 from gfn.states import States, cat
 from gfn.trajectories import Trajectories
 from gfn.trunk import Trunk
@@ -122,18 +122,17 @@ class MLPPolicy(Policy[S]):
         known = recalled(self, t)
         if not _keeps(self, MLPPolicy) or self.at_once is not None or (known is None and not together):
             return super().log_probs(t, backward)
-        states, features, place = self._looked_at(t, together)
+        states, features, place = self._looked_at(t, known, together)
         log_pf = picked(self.head(features), self.allowed(states), place[t.source], t.actions)
         if not (together and isinstance(backward, MLPBackward)):
             return log_pf, backward.log_prob_backward(t)
         return log_pf, picked(backward.head(features), backward.allowed(states), place[t.source + 1], t.actions)
 
-    def _looked_at(self, t: Trajectories[S], final: bool) -> tuple[S, Tensor, Tensor]:
+    def _looked_at(self, t: Trajectories[S], known: Recall | None, final: bool) -> tuple[S, Tensor, Tensor]:
         """Distinct states of trajectories, their features, and which of them each visited state is, long ``[N + B]``.
 
         What is known already may leave out the last state of each, unless ``final``; it is then −1.
         """
-        known = recalled(self, t)
         if known is None:
             states, place = distinct(t.states) or (t.states, torch.arange(len(t.states), device=t.actions.device))
             return states, self.trunk(states), place

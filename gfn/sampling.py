@@ -58,14 +58,16 @@ def rollout(
     live: Any = start if listed is None else listed.index(start)
     alive = torch.arange(len(start), device=env.device)
     states, rows, actions, log_probs = [live], [alive], list[Tensor](), list[Tensor]()
-    while alive.numel() > 0:
-        if len(actions) == env.max_steps:
-            raise _endless(env, live if listed is None else listed.states[live], len(start), backward)
+    for _ in range(env.max_steps):
         rows.append(alive)
         action, log_prob, target, live, alive = advance(live, alive)
         states.append(target)
         actions.append(action)
         log_probs.append(log_prob)
+        if alive.numel() == 0:
+            break
+    else:
+        raise _endless(env, live if listed is None else listed.states[live], len(start), backward)
     by_trajectory = order_by_trajectory(rows[1:])
     counts = torch.bincount(torch.cat(rows[1:]), minlength=len(start))
     visited = cat(states)[order_by_trajectory(rows)]

@@ -79,6 +79,12 @@ def test_stored_states_are_not_changed_by_later_steps_nor_is_the_start() -> None
     assert rows(env.step(t.sources, t.actions)) == rows(t.targets)
 
 
+def test_no_states_lead_to_no_trajectories() -> None:
+    env = Hypergrid(side=4, ndim=2)
+    t = rollout(env, MLPPolicy(env, width=8), env.reset(0))
+    assert len(t) == len(t.states) == len(t.actions) == 0
+
+
 def test_the_behaviour_is_the_policy_where_nothing_is_explored() -> None:
     env = Hypergrid(4, 2)
     policy = biased(env)
