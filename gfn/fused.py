@@ -73,7 +73,7 @@ class Table(Generic[S]):
 
     def steps(self, policy: Policy[S], backward: bool, generator: torch.Generator | None) -> Steps[S] | None:
         """For a rollout over rows of the table; None if the policy is no plain network, or nothing compiles them."""
-        layers = policy.layers(self.env)
+        layers = policy.perceptron(self.env)
         if layers is None or torch.is_autocast_enabled("cpu") or not compiled():
             return None
         return Steps(self, policy, layers, backward, generator)

@@ -57,7 +57,7 @@ class Policy(nn.Module, ABC, Generic[S]):
         weight = next(self.parameters(), torch.zeros(0))
         return torch.zeros(len(states), dtype=torch.bool, device=weight.device)
 
-    def layers(self, env: DiscreteEnvironment[S]) -> list[Tensor] | None:
+    def perceptron(self, env: DiscreteEnvironment[S]) -> list[Tensor] | None:
         """Weight, bias, weight, … if the logits of allowed actions are a perceptron (ReLU) on ``env.encode``.
 
         None, as here, if they are something else; nothing in the list if all are zero.
@@ -113,7 +113,7 @@ class MLPPolicy(Policy[S]):
     def distribution(self, states: S) -> MaskedCategorical:
         return MaskedCategorical(once(lambda s: self.head(self.trunk(s)), states), self.allowed(states))
 
-    def layers(self, env: DiscreteEnvironment[S]) -> list[Tensor] | None:
+    def perceptron(self, env: DiscreteEnvironment[S]) -> list[Tensor] | None:
         known = _keeps(self, MLPPolicy) and self.allowed == env.forward_mask and self.trunk.encode == env.encode
         return self.trunk.followed_by(self.head) if known else None
 
@@ -163,7 +163,7 @@ class MLPBackward(Policy[S]):
     def distribution(self, states: S) -> MaskedCategorical:
         return MaskedCategorical(once(lambda s: self.head(self.trunk(s)), states), self.allowed(states))
 
-    def layers(self, env: DiscreteEnvironment[S]) -> list[Tensor] | None:
+    def perceptron(self, env: DiscreteEnvironment[S]) -> list[Tensor] | None:
         known = _keeps(self, MLPBackward) and self.allowed == env.backward_mask and self.trunk.encode == env.encode
         return self.trunk.followed_by(self.head) if known else None
 
@@ -182,7 +182,7 @@ class Uniform(Policy[S]):
         mask = self.mask(states)
         return MaskedCategorical(mask.new_zeros(mask.shape, dtype=torch.get_default_dtype()), mask)
 
-    def layers(self, env: DiscreteEnvironment[S]) -> list[Tensor] | None:
+    def perceptron(self, env: DiscreteEnvironment[S]) -> list[Tensor] | None:
         return [] if _keeps(self, Uniform) and self.mask in (env.forward_mask, env.backward_mask) else None
 
     def stuck(self, states: S) -> Tensor:

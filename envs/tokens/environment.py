@@ -78,6 +78,11 @@ class Tokens(DiscreteEnvironment[Sequences]):
                 f"Tokens: needs 0 <= min_tokens < max_tokens and temperature > 0, "
                 f"got {min_tokens=} {max_tokens=} {temperature=}"
             )
+        if not cut_reward / temperature < torch.inf:
+            raise ValueError(
+                f"Tokens: needs cut_reward/temperature to be finite, or -inf for reward zero, got {cut_reward=} "
+                f"{temperature=}"
+            )
         if not stops or not all(0 <= stop < task.n_tokens for stop in stops) or len(set(stops)) >= task.n_tokens:
             raise ValueError(
                 f"Tokens: stop ids must be some, and not all, of the {task.n_tokens} tokens, got {list(stops)}"
