@@ -111,8 +111,8 @@ class Buffer(Generic[S]):
         return len(self._entries)
 
     def add(self, t: Trajectories[S], step: int) -> None:
-        """Store a copy of a batch at a training step, and let go of what is too much."""
-        stored = t.to("cpu")[:]
+        """Store a copy of what has a known reward in a batch, at a training step, and let go of what is too much."""
+        stored = t.known().to("cpu")[:]
         place = torch.arange(len(stored)) + sum(len(batch) for batch in self._batches)
         new = self._described(stored, place, torch.full_like(place, step), torch.zeros_like(place))
         self._batches.append(stored)

@@ -40,10 +40,13 @@ class Environment(ABC, Generic[S]):
     Attributes:
         max_steps: upper bound on the number of steps of a trajectory.
         device: where :meth:`reset` puts its states.
+        masks: whether a log-reward may be NaN, that is, not known, as where a user's reward failed; nothing is
+            learned from such a trajectory.
     """
 
     max_steps: int
     device: torch.device = torch.device("cpu")
+    masks: bool = False
 
     @abstractmethod
     def reset(self, n: int, generator: torch.Generator | None = None) -> S:
@@ -67,7 +70,7 @@ class Environment(ABC, Generic[S]):
 
     @abstractmethod
     def log_reward(self, states: S) -> Tensor:
-        """Log-reward of terminal states, float ``[N]``; ``-inf`` (zero reward) is legal, NaN and +inf are not."""
+        """Log-reward of terminal states, float ``[N]``; ``-inf`` (zero reward) is legal, +inf not, NaN if it masks."""
 
     def describe(self, states: S) -> list[str]:
         """One short line of text for each state, for messages and sample files."""
@@ -219,22 +222,25 @@ def as_summarised(env: Environment[Any]) -> Summarised | None:
     return env if isinstance(env, Summarised) else None
 
 
-def checked_log_reward(env: Environment[S], states: S) -> Tensor:
-    """Log-rewards of terminal states ``[N]``, or a :class:`RewardError` that names the first bad state."""
+def checked_log_reward(env: Environment[S], states: S, *, masked: bool = False) -> Tensor:
+    """Log-rewards of terminal states ``[N]``, or a :class:`RewardError` that names the first bad state.
+
+    With ``masked``, NaN is no bad one where the environment masks.
+    """
     try:
-        return _checked(env, states, env.log_reward(states))
+        return _checked(env, states, env.log_reward(states), masked and env.masks)
     except RewardError as error:
         error.states = states
         raise
 
 
-def _checked(env: Environment[S], states: S, log_reward: Tensor) -> Tensor:
+def _checked(env: Environment[S], states: S, log_reward: Tensor, masked: bool) -> Tensor:
     if log_reward.shape != (len(states),):
         raise RewardError(
             f"{type(env).__name__}.log_reward returned shape {tuple(log_reward.shape)} for {len(states)} states; "
             f"expected ({len(states)},)"
         )
-    bad = ~(log_reward < torch.inf)
+    bad = log_reward == torch.inf if masked else ~(log_reward < torch.inf)
     if bad.any():
         first = int(bad.nonzero()[0, 0])
         state = env.describe(states[first : first + 1])[0]

@@ -15,6 +15,7 @@ from gfn.discovery import Discovery
 from gfn.distributions import NoActionError
 from gfn.environment import (
     Environment,
+    RewardError,
     as_enumerable,
     as_measured,
     as_multimodal,
@@ -125,10 +126,12 @@ class Evaluator(Generic[S]):
         group = torch.arange(self.n_samples, device=self.env.device) * self.starts // self.n_samples
         known = self._known_starts()
         first = self.env.reset(self.starts, generator) if known is None else known
-        t = rollout(self.env, self.objective.policy, first[group], group=group, generator=generator)
+        t = rollout(self.env, self.objective.policy, first[group], group=group, generator=generator).known()
+        if len(t) == 0:
+            raise RewardError(f"none of the rewards of {self.n_samples} samples is known, as all of them failed")
         scores = self.objective.scores(t)
-        log_z = _mean_by(group, self.objective.log_z(scores, step).double(), self.starts)
-        estimates = [_estimates(-scores.excess[group == g]) for g in range(self.starts)]
+        log_z = _mean_by(t.group, self.objective.log_z(scores, step).double(), self.starts)
+        estimates = [_estimates(-scores.excess[t.group == g]) for g in t.group.unique()]
         best = t.log_reward.topk(min(self.top_k, len(t))).indices
         measured = as_measured(self.env)
         apart = {} if measured is None else {"diversity": metrics.diversity(t.final[best], measured.distance)}
@@ -138,7 +141,7 @@ class Evaluator(Generic[S]):
             "log_reward_top": float(t.log_reward[best].double().mean()),
             "length_mean": float(t.lengths.double().mean()),
             **_of_policies(scores, self.objective.backward_policy.prior is not None),
-            "log_z": float(log_z.mean()),
+            "log_z": float(log_z.nanmean()),  # NaN where no reward is known
             **apart,
             **self._returning(t.final[:WALKS], generator),
         }

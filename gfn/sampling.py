@@ -76,7 +76,7 @@ def rollout(
         states=visited,
         actions=torch.cat(actions)[by_trajectory],
         lengths=counts,
-        log_reward=checked_log_reward(env, start if backward else visited[(counts + 1).cumsum(0) - 1]),
+        log_reward=checked_log_reward(env, start if backward else visited[(counts + 1).cumsum(0) - 1], masked=True),
         group=torch.zeros(len(start), dtype=torch.long, device=env.device) if group is None else group,
         behaviour_log_prob=torch.cat(log_probs)[by_trajectory],
         policy_version=torch.full((len(start),), version, device=env.device),

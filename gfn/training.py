@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gfn import checkpoint, processes, reporting
+from gfn.environment import RewardError
 from gfn.evaluation import Evaluator
 from gfn.failures import NonFiniteError, broken_parameters, cause_of_gradient, cause_of_loss, recorded
 from gfn.objectives import Learner
@@ -135,12 +136,18 @@ class Trainer(Generic[S]):
             with self._precision():
                 batches.append(processes.apart(self.sampler(self.step)))
             (batch,) = batches
-            metrics = self._update(batch)
+            known = batch.known()
+            if len(known) == 0:
+                raise RewardError(
+                    f"none of the {len(batch)} rewards at step {self.step} is known, as all of them failed"
+                )
+            metrics = self._update(known)
         self.step += 1
         self.trajectories += len(batch) * processes.count()
         if self.evaluator is not None:
-            self.evaluator.discovery.observe(batch.final)
-        return self._report(metrics)
+            self.evaluator.discovery.observe(known.final)
+        failed = {"rewards_failed": len(batch) - len(known)} if len(known) < len(batch) else {}
+        return self._report({**metrics, **failed})
 
     def _rescue(self) -> None:
         """Keep the updates before a failure, beside older checkpoints; alone, since other processes may go on."""

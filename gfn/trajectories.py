@@ -124,6 +124,11 @@ class Trajectories(Generic[S]):
             policy_version=self.policy_version[index],
         )
 
+    def known(self) -> Self:
+        """Those whose reward is known; all of them, unless an environment masks rewards that failed (NaN)."""
+        unknown = self.log_reward.isnan()
+        return self[~unknown] if bool(unknown.any()) else self
+
     def reversed(self) -> Self:
         """The same trajectories with the order of states and steps turned round."""
         steps = _flipped(self._step_start, self.lengths)

@@ -39,7 +39,7 @@ PRICED = (*SYNTHESIS, "env.size=null", "env.blocks=${oc.env:FGFN_TEST_BLOCKS}")
 ROUTES = (*PRICED, "backward=cheapest_routes")
 PROXY = (*SYNTHESIS, "env/reward=seh", "env.reward.sha256=null", "env.reward.weights=${oc.env:FGFN_TEST_WEIGHTS}")
 OWN = (*SYNTHESIS, "env/reward=molecules", "++env.reward.score.reward.function=tests.toy.carbons")
-PICKY = (*OWN[:-1], "++env.reward.score.reward.function=tests.toy.picky", "env.reward.score.floor=1.0")
+PICKY = (*OWN[:-1], "++env.reward.score.reward.function=tests.toy.picky", "env.reward.score.on_failure=1.0")
 TWO_PROPERTIES = ",".join(f"{{_target_:envs.synthesis.rewards.Property,name:{name}}}" for name in ("qed", "weight"))
 TOKENS = ("env=tokens_toy", "env.max_tokens=3")
 CACHE = "policy.cache=${oc.env:FGFN_TEST_CACHE}"
@@ -221,7 +221,7 @@ CHANGES: dict[str, tuple[tuple[str, ...], str]] = {
     "env.reward.weights": (PROXY, "${oc.env:FGFN_TEST_OTHER_WEIGHTS}"),
     "env.reward.scale": (PROXY, "4.0"),
     "env.reward.score.reward.function": (OWN, "tests.toy.nitrogens"),
-    "env.reward.score.floor": (PICKY, "0.125"),
+    "env.reward.score.on_failure": (PICKY, "0.125"),
     "policy.network.width": (SYNTHESIS, "16"),
     "policy.network.layers": (SYNTHESIS, "1"),
     "policy.network.heads": ((*SYNTHESIS, "policy=synthesis_transformer"), "2"),

@@ -105,12 +105,12 @@ def test_memory_is_bounded(tmp_path: Path) -> None:
 
 def test_a_floor_is_not_written_down(tmp_path: Path) -> None:
     path = tmp_path / "cache.sqlite"
-    pool = Pool(Function(troubled), workers=0, retries=0, floor=0.5)
-    cached = Cached(pool, path, unstored=0.5)
+    pool = Pool(Function(troubled), workers=0, retries=0, on_failure=0.5)
+    cached = Cached(pool, path)
     for _ in range(2):
         assert cached(["F", "CCO"]).tolist() == [0.5, 7.0]
     assert pool.failures == {"KeyError": 1}, "it is remembered while this process lives"
-    assert Cached(pool, path, unstored=0.5)(["F"]).tolist() == [0.5]
+    assert Cached(pool, path)(["F"]).tolist() == [0.5]
     assert pool.failures == {"KeyError": 2}
 
 

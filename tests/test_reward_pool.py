@@ -88,7 +88,7 @@ def strict() -> Iterator[Pool]:
 @pytest.mark.parametrize("smiles", [pytest.param(s, marks=pytest.mark.slow) if s in KILLING else s for s in REASONS])
 def test_a_failure_names_the_molecule_and_the_reason(strict: Pool, smiles: str) -> None:
     begun = time.monotonic()
-    with pytest.raises(RewardError, match=rf"troubled failed for {smiles}: .*{REASONS[smiles][1]}.* floor="):
+    with pytest.raises(RewardError, match=rf"troubled failed for {smiles}: .*{REASONS[smiles][1]}.* on_failure="):
         strict(["CCO", smiles])
     assert time.monotonic() - begun < 15
     if smiles not in KILLING:
@@ -113,7 +113,7 @@ def test_what_a_failure_leaves_behind_is_ended(strict: Pool) -> None:
 def test_failures_get_the_floor_and_are_counted() -> None:
     batch = ["CCO", *REASONS, "CCN"]
     begun = time.monotonic()
-    with Pool(Function(troubled), workers=2, time_limit=3.0, retries=0, floor=0.5) as pool:
+    with Pool(Function(troubled), workers=2, time_limit=3.0, retries=0, on_failure=0.5) as pool:
         assert pool(batch).tolist() == [7.0] + [0.5] * len(REASONS) + [7.0]
         assert dict(pool.failures) == {
             "KeyError": 1,
@@ -141,7 +141,7 @@ def test_results_do_not_depend_on_the_workers() -> None:
 
 
 def test_a_bad_molecule_costs_its_batch_nothing() -> None:
-    pool = Pool(Function(whole_batch, batched=True), workers=0, batch=4, floor=0.0, retries=0)
+    pool = Pool(Function(whole_batch, batched=True), workers=0, batch=4, on_failure=0.0, retries=0)
     assert pool(["C", "CC", "F", "CCC", "CCCC"]).tolist() == [1.0, 2.0, 0.0, 3.0, 4.0]
     assert pool.failures == {"ValueError": 1}
 
@@ -157,14 +157,14 @@ def test_retries(tmp_path: Path) -> None:
 def test_what_ran_out_of_time_is_not_tried_again_but_its_batch_is(tmp_path: Path) -> None:
     tries = tmp_path / "tries"
     reward = Function(partial(recovering, str(tries)))
-    with Pool(reward, workers=1, retries=2, time_limit=3.0, batch=2, floor=0.5) as pool:
+    with Pool(reward, workers=1, retries=2, time_limit=3.0, batch=2, on_failure=0.5) as pool:
         assert pool(["CCO", "Cl"]).tolist() == [3.0, 0.5]
         assert pool.failures == {"time limit": 1}
     assert tries.read_text().split() == ["CCO", "Cl"] * 2
 
 
 def test_other_terms_of_a_failure_are_unknown() -> None:
-    with Pool(Power(Function(troubled), 2.0), workers=0, floor=0.25, retries=0) as pool:
+    with Pool(Power(Function(troubled), 2.0), workers=0, on_failure=0.25, retries=0) as pool:
         terms = pool.terms(["CCO", "F"])
     assert terms["troubled^2"].tolist() == [49.0, 0.25]
     assert terms["troubled"].tolist()[0] == 7.0
@@ -191,10 +191,12 @@ def test_a_copy_starts_its_own_workers() -> None:
 def test_what_cannot_work_is_refused() -> None:
     with pytest.raises(ValueError, match=r"cannot be sent to another process .* top level"):
         Pool(Function(lambda smiles: 1.0), workers=1)
-    numbers: dict[str, Any] = {"workers": -1, "time_limit": 0.0, "retries": -1, "batch": 0, "floor": -1.0}
-    with pytest.raises(ValueError, match=r"workers ≥ 0.*time_limit > 0.*retries ≥ 0.*batch ≥ 1.*floor, ≥ 0"):
+    numbers: dict[str, Any] = {"workers": -1, "time_limit": 0.0, "retries": -1, "batch": 0, "on_failure": -1.0}
+    with pytest.raises(
+        ValueError, match=r"workers ≥ 0.*time_limit > 0.*retries ≥ 0.*batch ≥ 1.*on_failure: mask or finite, ≥ 0"
+    ):
         Pool(Property("qed"), **numbers)
-    assert Pool(Property("logp"), workers=0, floor=-1.0, signed=True).floor == -1.0
+    assert Pool(Property("logp"), workers=0, on_failure=-1.0, signed=True).on_failure == -1.0
 
 
 @pytest.mark.slow
@@ -217,7 +219,7 @@ def sleeping_with_child(place: str, smiles: str) -> float:
 @pytest.mark.slow
 def test_what_a_killed_worker_started_ends_with_it(tmp_path: Path) -> None:
     place = tmp_path / "pid"
-    with Pool(Function(partial(sleeping_with_child, str(place))), workers=1, time_limit=3.0, floor=0.0) as pool:
+    with Pool(Function(partial(sleeping_with_child, str(place))), workers=1, time_limit=3.0, on_failure=0.0) as pool:
         assert pool(["C"]).tolist() == [0.0]
         assert pool.failures == {"time limit": 1}
     child, ended = int(place.read_text()), time.monotonic() + 10

@@ -35,6 +35,7 @@ from envs.synthesis.listing import Listing
 from envs.synthesis.molecules import Molecule, Syntheses
 from envs.synthesis.network import ReactionNetwork
 from envs.synthesis.rewards import Reward
+from envs.synthesis.rewards.reward import on_failure
 from gfn.environment import Environment, RewardError
 from gfn.states import fingerprint
 from gfn.trajectories import Trajectories
@@ -77,7 +78,7 @@ class Synthesis(Environment[Syntheses]):
             )
         if not exponents or not all(0 < value < math.inf for value in exponents):
             raise ValueError(f"Synthesis: exponents must be positive and finite, got {exponents}")
-        self.network, self.reward = network, reward
+        self.network, self.reward, self.masks = network, reward, on_failure(reward) == "mask"
         self.max_reactions, self.min_reactions = max_reactions, min_reactions
         self.max_steps = max_reactions + 2
         self.n_moves = len(network.moves)
@@ -206,7 +207,7 @@ class Synthesis(Environment[Syntheses]):
         return self.exponents.to(self.device)[states.condition] * log_reward
 
     def rewards(self, states: Syntheses) -> NDArray[np.float64]:
-        """R itself, before the exponent, float64 ``[N]``; raises RewardError if it is no finite number from 0 on."""
+        """R itself, before the exponent, float64 ``[N]``: finite numbers from 0 on, or NaN where the reward masks."""
         return np.array([self._rewards[m.smiles] for m in self._rewarded(states.molecule)], dtype=np.float64)
 
     def _rewarded(self, molecules: Sequence[Molecule]) -> Sequence[Molecule]:
@@ -214,7 +215,7 @@ class Synthesis(Environment[Syntheses]):
         new = list(dict.fromkeys(m.smiles for m in molecules if m.smiles not in self._rewards))
         if new:
             found = dict(zip(new, np.asarray(self.reward(new), dtype=np.float64).tolist(), strict=True))
-            bad = {smiles: value for smiles, value in found.items() if not 0 <= value < math.inf}
+            bad = {s: v for s, v in found.items() if not 0 <= v < math.inf and not (self.masks and math.isnan(v))}
             if bad:
                 first, value = next(iter(bad.items()))
                 raise RewardError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from envs.tokens import pretrained
 from envs.tokens.environment import Tokens
@@ -27,7 +27,7 @@ def problems(
     workers: int = 0,
     time_limit: float = 10.0,
     retries: int = 1,
-    on_failure: float | None = None,
+    on_failure: float | Literal["mask"] | None = None,
 ) -> Tokens:
     """Completions of problems in words by a pretrained language model.
 

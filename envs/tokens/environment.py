@@ -89,7 +89,7 @@ class Tokens(DiscreteEnvironment[Sequences]):
             )
         self.task, self.max_steps, self.min_tokens = task, max_tokens, min_tokens
         self.temperature, self.cut_reward = temperature, cut_reward
-        self.n_actions = task.n_tokens
+        self.masks, self.n_actions = bool(getattr(task, "masks", False)), task.n_tokens
         self.n_features = len(task.prompts) + max_tokens * (task.n_tokens + 1)
         self.writable = torch.ones(self.n_actions, dtype=torch.bool)
         self.writable[list(stops)] = False

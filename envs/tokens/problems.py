@@ -113,6 +113,11 @@ class Problems:
         for problem, tokens in zip(self.problems, self.prompts, strict=True):
             self._require_prompt(problem, tokens)
 
+    @property
+    def masks(self) -> bool:
+        """Whether a reward may be NaN: not known."""
+        return self.verified.on_failure == "mask"
+
     def reward(self, prompts: Sequence[int], completions: Sequence[Sequence[int]]) -> NDArray[np.float64]:
         answers = [self.problems[prompt].answer for prompt in prompts]
         return self.verified(list(zip(map(self.text, completions), answers, strict=True)))

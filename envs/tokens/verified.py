@@ -11,7 +11,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from numbers import Real
-from typing import Any, Self, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
 import numpy as np
 from cachetools import LRUCache
@@ -40,7 +40,8 @@ class Verified:
         time_limit: seconds for one completion.
         retries: how often a completion is tried again that failed by an exception, by a value that is no
             finite number, or by the death of its worker. One that ran out of time is not.
-        on_failure: the value of a completion that failed. Default: raise.
+        on_failure: the value of a completion that failed; ``mask``: not known, and what led to it is left out of the
+            update. Default: raise.
         memory: how many values are kept, those of failures included.
 
     Attributes:
@@ -59,7 +60,7 @@ class Verified:
         workers: int = 0,
         time_limit: float = 10.0,
         retries: int = 1,
-        on_failure: float | None = None,
+        on_failure: float | Literal["mask"] | None = None,
         memory: int = 100_000,
     ) -> None:
         _require_numbers(workers, time_limit, retries, on_failure, memory)
@@ -125,10 +126,11 @@ class Verified:
             completion, answer = map(_SHORT.repr, pair)
             raise RewardError(
                 f"{_name(self.verifier)} failed for the completion {completion} and the answer {answer}: "
-                f"{failure.reason}; to go on, give such completions a value by on_failure="
+                f"{failure.reason}; to go on, give such completions a value by on_failure=, "
+                "or leave them out by on_failure=mask"
             )
         self.failures[failure.kind] += 1
-        return self.on_failure
+        return math.nan if isinstance(self.on_failure, str) else self.on_failure
 
 
 def outcome_of(verifier: Verifier, pair: Pair) -> float | Failure:
@@ -193,12 +195,15 @@ def _pickled(verifier: Verifier) -> bytes:
         ) from error
 
 
-def _require_numbers(workers: int, time_limit: float, retries: int, on_failure: float | None, memory: int) -> None:
+def _require_numbers(
+    workers: int, time_limit: float, retries: int, on_failure: float | str | None, memory: int
+) -> None:
+    value = on_failure if isinstance(on_failure, int | float) else 0.0 if on_failure in (None, "mask") else math.nan
     problems = {
         f"workers ≥ 0, got {workers}": workers < 0,
         f"time_limit > 0 seconds, got {time_limit}": not 0 < time_limit < math.inf,
         f"retries ≥ 0, got {retries}": retries < 0,
-        f"a finite on_failure, got {on_failure}": on_failure is not None and not math.isfinite(on_failure),
+        f"on_failure: mask or finite, got {on_failure}": not math.isfinite(value),
         f"memory ≥ 1 values, got {memory}": memory < 1,
     }
     wrong = [text for text, is_wrong in problems.items() if is_wrong]

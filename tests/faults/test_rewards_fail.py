@@ -59,7 +59,7 @@ def sampled(env: Synthesis, n: int) -> tuple[Sequence[str], torch.Tensor]:
 
 
 def test_a_floor_is_asked_for_and_counted(tmp_path: str) -> None:
-    pool = Pool(Function(careful), workers=0, floor=0.125, retries=0)
+    pool = Pool(Function(careful), workers=0, on_failure=0.125, retries=0)
     smiles, reward = sampled(environment(str(tmp_path), pool), 40)
     fates = [kind_of(text) for text in smiles]
     failed = [fate in ("raises", "is no number") for fate in fates]
@@ -80,7 +80,7 @@ def test_without_a_floor_the_run_stops_and_names_the_molecule(tmp_path: str) -> 
 
 @pytest.mark.slow
 def test_what_hangs_or_dies_is_ended_replaced_and_counted(tmp_path: str) -> None:
-    pool = Pool(Function(troubled), workers=1, time_limit=8.0, retries=0, floor=0.125)  # a new worker loads first
+    pool = Pool(Function(troubled), workers=1, time_limit=8.0, retries=0, on_failure=0.125)  # a new worker loads first
     smiles, reward = sampled(environment(str(tmp_path), pool), 12)
     failed = [kind_of(text) != "well" for text in smiles]
     assert reward.tolist() == pytest.approx([0.125 if bad else 0.5 for bad in failed])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ import rdkit
 from cachetools import LRUCache
 from rdkit import Chem
 
-from envs.synthesis.rewards.reward import Score, Values, molecules, require_values
+from envs.synthesis.rewards.reward import Score, Values, molecules, on_failure, require_values
 from envs.synthesis.rewards.store import Store, Terms
 
 
@@ -23,15 +24,14 @@ class Cached:
     the version of RDKit) and the canonical SMILES, so several scores and several processes may share
     it. A file that is damaged is set aside with a warning, and a new one begun; a value that is
     damaged is computed again. All terms are kept, so what is missing is computed by ``terms``. What
-    raises is not kept.
+    raises is not kept; what stands for a failure (``on_failure`` of a :class:`Pool`) is kept in memory only, so that
+    a later process tries the molecule again.
 
     Args:
         score: a reward or score.
         path: of the file, which is made, like its folder; default, memory only.
         memory: molecules kept in memory.
         fingerprint: stands for the parameters of a score whose ``repr`` does not state them.
-        unstored: a value that is kept in memory only, such as the floor of a :class:`Pool`, so that a
-            later process tries the molecule again.
 
     Raises:
         ValueError: if the ``repr`` of the score holds an address, or ``memory`` is not positive.
@@ -45,11 +45,10 @@ class Cached:
         path: Path | str | None = None,
         memory: int = 100_000,
         fingerprint: str | None = None,
-        unstored: float | None = None,
     ) -> None:
         if memory < 1:
             raise ValueError(f"Cached: expected memory ≥ 1 molecules, got {memory}")
-        self.score, self.unstored = score, unstored
+        self.score = score
         self.fingerprint = _described(score) if fingerprint is None else fingerprint
         self._key = hashlib.sha256(f"{self.fingerprint}\nRDKit {rdkit.__version__}".encode()).hexdigest()
         self._memory: LRUCache[str, Terms] = LRUCache(memory)
@@ -59,6 +58,11 @@ class Cached:
     def name(self) -> str:
         """That of the score."""
         return self.score.name
+
+    @property
+    def on_failure(self) -> float | str | None:
+        """That of the score, if it has one."""
+        return on_failure(self.score)
 
     def __repr__(self) -> str:
         """What the values depend on."""
@@ -89,13 +93,17 @@ class Cached:
             made = self._computed(missing)
             kept |= made
             if self._store is not None:
-                lasting = {text: terms for text, terms in made.items() if terms[self.name] != self.unstored}
-                self._store.write(self._key, lasting)
+                self._store.write(self._key, {text: terms for text, terms in made.items() if self._lasts(terms)})
         return kept
+
+    def _lasts(self, terms: Terms) -> bool:
+        return not math.isnan(terms[self.name]) and terms[self.name] != self.on_failure
 
     def _computed(self, smiles: Sequence[str]) -> dict[str, Terms]:
         terms = {name: np.asarray(values, dtype=np.float64) for name, values in self.score.terms(smiles).items()}
-        terms[self.name] = require_values(self.name, terms.get(self.name), smiles, signed=True)
+        terms[self.name] = require_values(
+            self.name, terms.get(self.name), smiles, signed=True, unknown=self.on_failure == "mask"
+        )
         return {text: {name: float(values[i]) for name, values in terms.items()} for i, text in enumerate(smiles)}
 
 

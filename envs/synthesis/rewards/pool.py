@@ -9,7 +9,7 @@ from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 
@@ -38,16 +38,17 @@ class Pool:
         retries: how often a molecule is tried again that failed by an exception or by the death of its
             worker. One that ran out of time is not.
         batch: molecules in one call. Those of a batch that failed are tried one by one.
-        floor: the value of a molecule that failed; its other terms are NaN. Default: raise.
+        on_failure: the value of a molecule that failed, whose other terms are NaN; ``mask``: not known, and what led
+            to it is left out of the update. Default: raise.
         signed: whether the values may be negative.
 
     Attributes:
-        failures: how many molecules got the floor, by reason: ``time limit``, ``worker died`` or the
+        failures: how many molecules got ``on_failure``, by reason: ``time limit``, ``worker died`` or the
             name of an exception, RewardError for values that are no legal rewards.
 
     Raises:
         ValueError: if a number does not fit, or the reward cannot be pickled.
-        RewardError: when called, without a floor, naming the molecule that failed and why.
+        RewardError: when called, without ``on_failure``, naming the molecule that failed and why.
         RuntimeError: when called, if no worker starts.
     """
 
@@ -58,12 +59,12 @@ class Pool:
         time_limit: float = 60.0,
         retries: int = 1,
         batch: int = 1,
-        floor: float | None = None,
+        on_failure: float | Literal["mask"] | None = None,
         signed: bool = False,
     ) -> None:
-        _require_numbers(workers, time_limit, retries, batch, floor, signed)
+        _require_numbers(workers, time_limit, retries, batch, on_failure, signed)
         self.reward, self.workers, self.time_limit = reward, workers, time_limit
-        self.retries, self.batch, self.floor, self.signed = retries, batch, floor, signed
+        self.retries, self.batch, self.on_failure, self.signed = retries, batch, on_failure, signed
         self.failures: Counter[str] = Counter()
         self._payload = _pickled(reward) if workers else b""
         self._workers: Workers | None = None
@@ -75,7 +76,7 @@ class Pool:
 
     def __repr__(self) -> str:
         """What the values depend on."""
-        return f"Pool({self.reward!r}, floor={self.floor})"
+        return f"Pool({self.reward!r}, on_failure={self.on_failure})"
 
     def __call__(self, smiles: Sequence[str]) -> Values:
         return np.array([row[self.name] for row in self._rows(smiles, False)], dtype=np.float64)
@@ -126,12 +127,13 @@ class Pool:
         return self._workers.run(calls)
 
     def _failed(self, smiles: str, failure: Failure) -> Row:
-        if self.floor is None:
+        if self.on_failure is None:
             raise RewardError(
-                f"{self.name} failed for {smiles}: {failure.reason}; to go on, give such molecules a value by floor="
+                f"{self.name} failed for {smiles}: {failure.reason}; to go on, give such molecules a value by "
+                "on_failure=, or leave them out by on_failure=mask"
             )
         self.failures[failure.kind] += 1
-        return {self.name: self.floor}
+        return {self.name: math.nan if isinstance(self.on_failure, str) else self.on_failure}
 
 
 @dataclass(frozen=True)
@@ -184,15 +186,16 @@ def _pickled(reward: Score) -> bytes:
 
 
 def _require_numbers(
-    workers: int, time_limit: float, retries: int, batch: int, floor: float | None, signed: bool
+    workers: int, time_limit: float, retries: int, batch: int, on_failure: float | str | None, signed: bool
 ) -> None:
+    value = on_failure if isinstance(on_failure, int | float) else 0.0 if on_failure in (None, "mask") else math.nan
     problems = {
         f"workers ≥ 0, got {workers}": workers < 0,
         f"time_limit > 0 seconds, got {time_limit}": not 0 < time_limit < math.inf,
         f"retries ≥ 0, got {retries}": retries < 0,
         f"batch ≥ 1, got {batch}": batch < 1,
-        f"a finite floor, ≥ 0 unless signed, got {floor}": floor is not None
-        and not (math.isfinite(floor) and (signed or floor >= 0)),
+        f"on_failure: mask or finite, ≥ 0 unless signed, got {on_failure}": not math.isfinite(value)
+        or (value < 0 and not signed),
     }
     wrong = [text for text, is_wrong in problems.items() if is_wrong]
     if wrong:

@@ -42,8 +42,17 @@ class Reward(Score, Protocol):
     """A score that is nowhere negative: R itself, not its logarithm. Zero is legal."""
 
 
-def require_values(name: str, values: Any, smiles: Sequence[str], *, signed: bool = False) -> Values:
+def on_failure(score: Score) -> float | str | None:
+    """What stands for a value where a score fails: a number, ``mask`` for NaN, or None, as it raises."""
+    return getattr(score, "on_failure", None)
+
+
+def require_values(
+    name: str, values: Any, smiles: Sequence[str], *, signed: bool = False, unknown: bool = False
+) -> Values:
     """``values`` as float64 ``[N]``, if they are as many finite numbers as molecules and, unless signed, ≥ 0.
+
+    With ``unknown``, NaN may stand for a value that is not known.
 
     Raises:
         RewardError: with the function and every molecule (the first few of many) that has no legal value.
@@ -62,6 +71,8 @@ def require_values(name: str, values: Any, smiles: Sequence[str], *, signed: boo
             f"for {_some(smiles)}"
         )
     legal = np.isfinite(real) if signed else np.isfinite(real) & (real >= 0)
+    if unknown:
+        legal |= np.isnan(real)
     if not legal.all():
         bad = [f"{real[i]:g} for {smiles[i]}" for i in np.flatnonzero(~legal).tolist()]
         expected = (
