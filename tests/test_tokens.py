@@ -103,8 +103,9 @@ def test_what_is_not_allowed_is_refused() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lag", [0, 50])
-@pytest.mark.parametrize("name", MEMBERS)
+@pytest.mark.parametrize(
+    ("name", "lag"), [*((name, 50) for name in MEMBERS), ("alpha 0.5", 0), ("alpha 1", 0), ("Jeffreys", 0)]
+)
 def test_every_member_learns_the_posterior_of_a_prior(name: str, lag: int) -> None:
     """π(y|x) e^(r/β)/Z with K = 16 sequences a prompt, on policy and fifty updates late."""
     env = tokens(max_tokens=4, temperature=0.5)

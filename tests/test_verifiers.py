@@ -451,7 +451,7 @@ def test_what_cannot_work_is_refused() -> None:
         Verified(lambda completion, answer: 1.0, workers=1)
     numbers: dict[str, Any] = {"workers": -1, "time_limit": 0.0, "retries": -1, "on_failure": math.nan, "memory": 0}
     with pytest.raises(
-        ValueError, match=r"workers ≥ 0, got -1; time_limit > 0.*retries ≥ 0.*on_failure, got nan; memory ≥ 1"
+        ValueError, match=r"workers ≥ 0, got -1; time_limit > 0.*on_failure: mask or finite, got nan; memory ≥ 1"
     ):
         Verified(exact_answer, **numbers)
     assert outcome_of(troubled, ("none", "")) == Failure("not a number", "expected a finite number, got None")

@@ -26,7 +26,7 @@ from gfn.environment import DiscreteEnvironment, Environment, checked_log_reward
 from tests.composing import SMALL, composed, leaves
 
 # Examples in the short form, 500 in all, and in the long one, 11 000.
-SHORT, LONG = (100, 250, 150), (3500, 4500, 3000)
+SHORT, LONG = (100, 250, 150), (2500, 5500, 3000)
 
 
 def forms(test: int) -> Any:
