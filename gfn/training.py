@@ -249,6 +249,7 @@ class Trainer(Generic[S]):
         state = self.state_dict()
         if processes.rank() == 0:
             reporting.sync(self.callbacks)  # what a checkpoint counts as told is not told again
+            checkpoint.prune(self.checkpoints, self.keep)  # runs that end between the next two lines leave one too many
             checkpoint.save(checkpoint.path_of(self.checkpoints, self.step), state)
             checkpoint.prune(self.checkpoints, self.keep)
 

@@ -124,7 +124,7 @@ def test_command_writes_tables_figure_and_measurements(
     assert {"backward pass", "optimizer", "scoring and loss"} == of_training - found[0]["spent"].keys()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_command_measures_in_processes_of_their_own(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "experiments.benchmarks.synthesis", f"out={tmp_path}", *TINY, "workers=0,1"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

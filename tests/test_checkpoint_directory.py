@@ -8,7 +8,7 @@ import pytest
 
 from gfn import checkpoint
 from gfn.checkpoint import CheckpointError
-from tests.trainers import parts_of
+from tests.trainers import parts_of, small_trainer
 
 
 def saved(directory: Path, *steps: int) -> None:
@@ -56,6 +56,22 @@ def test_prune(tmp_path: Path) -> None:
     checkpoint.prune(tmp_path, 2)
     kept = {"step_000000015.pt", "step_000000020.pt", *strangers} - {".step_000000025.pt.part"}
     assert set(parts_of(tmp_path)) == kept
+
+
+def test_runs_that_end_before_they_prune_leave_one_too_many_at_most(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prune = checkpoint.prune
+    for steps in range(1, 7):  # each ends right after it has saved
+        trainer = small_trainer(steps=steps, checkpoints=tmp_path, keep=2, save_every=10)
+        trainer.resume()
+        asked: list[int] = []
+        monkeypatch.setattr(
+            checkpoint, "prune", lambda *given, asked=asked: asked.append(1) or len(asked) > 1 or prune(*given)
+        )
+        trainer.run()
+        assert len(asked) == 2
+        assert len(list(tmp_path.iterdir())) <= 3
 
 
 def test_claim_refuses_the_directory_of_another_run(tmp_path: Path) -> None:

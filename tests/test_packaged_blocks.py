@@ -194,7 +194,7 @@ def test_compounds_of_chemicals(tmp_path: Path) -> None:
     assert "chemicals" not in sys.modules
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_whole_libraries(tmp_path: Path) -> None:
     cold = library("all")
     assert 125_000 < len(cold) < 140_000

@@ -116,7 +116,9 @@ def _last(directory: Path) -> Path:
     return checkpoint.all_in(directory / "checkpoints")[0]
 
 
-@pytest.mark.parametrize("kills", [10, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "kills", [10, pytest.param(40, marks=pytest.mark.slow), pytest.param(200, marks=pytest.mark.full)]
+)
 def test_killed_at_random_while_saving_as_fast_as_possible(tmp_path: Path, kills: int) -> None:
     steps, within = strike(tmp_path / "killed", kills, seed=kills)
     print(f"{kills} kills over {steps} updates, {within} of them with a file half written")
